@@ -1,0 +1,1 @@
+"""Laptop: HTTP file bridge, command queue and its ledger, tunnel, pairing."""

@@ -1,0 +1,68 @@
+"""What the bridge answers besides file contents: JSON, nothing, and refusals that help no stranger."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from bridgehead import errors, files
+from bridgehead.errors import BridgeheadError
+
+_STATUS: tuple[tuple[type[BridgeheadError], int], ...] = (  # the first class that fits
+    (errors.SupersededError, 409),
+    (errors.NotFoundError, 404),
+    (errors.PairingError, 401),
+    (errors.ProjectError, 503),
+    (errors.UsageError, 400),
+    (errors.VerificationError, 400),
+    (errors.TransferError, 503),
+)
+ALWAYS = {
+    "Server": "bridgehead",
+    "Cache-Control": "private, no-store, no-transform",
+    "X-Content-Type-Options": "nosniff",
+}
+
+
+class Refused(Exception):
+    """Answer `status` with this error. `close`: the body was not read, so the connection can't be used again."""
+
+    def __init__(
+        self, status: int, error: BridgeheadError, *, headers: Mapping[str, str] | None = None, close: bool = False
+    ) -> None:
+        super().__init__(error.message)
+        self.status = status
+        self.error = error
+        self.headers = dict(headers or {})
+        self.close = close
+
+
+def answer_json(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=files.canonical_json(value),
+        status=status,
+        content_type="application/json",
+        headers={**ALWAYS, **(headers or {})},
+    )
+
+
+def answer_empty(status: int = 204, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, headers={**ALWAYS, **(headers or {})})
+
+
+def answer_refusal(refused: Refused) -> web.Response:
+    response = answer_json({"error": refused.error.to_json()}, status=refused.status, headers=refused.headers)
+    if refused.close:
+        response.force_close()
+    return response
+
+
+def stranger() -> Refused:
+    """The one answer to whoever is not paired, whatever was wrong, given before the body is read."""
+    return Refused(401, errors.PairingError("not paired", hint="run the bootstrap cell again"), close=True)
+
+
+def refusal_of(error: BridgeheadError) -> Refused:
+    status = next((status for cls, status in _STATUS if isinstance(error, cls)), 500)
+    return Refused(status, error)

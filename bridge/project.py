@@ -1,0 +1,23 @@
+"""What the bridge needs to know of a project; read from bridgehead.toml by run_control, anew whenever it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from bridgehead.records import StageSpec
+
+
+@dataclass(frozen=True)
+class ProjectView:
+    """A loaded project file, resolved."""
+
+    name: str
+    stages: dict[str, StageSpec] = field(default_factory=dict)
+    payload_include: list[str] = field(default_factory=list)  # globs, relative to the project folder
+    payload_exclude: list[str] = field(default_factory=list)
+    requirements: list[str] = field(default_factory=list)  # pip lines for the VM
+    lost_after_s: float = 60.0  # a VM silent for so long is lost
+
+
+LoadProject = Callable[[], ProjectView]  # raises ProjectError when the file has a mistake

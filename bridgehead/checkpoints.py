@@ -1,0 +1,205 @@
+"""Checkpoints on the VM's own disk: a folder with a manifest that holds every size and hash.
+
+    checkpoints/step-00001200/{your files…, manifest.json}
+
+No loader of torch, safetensors or onnxruntime notices a flipped or zeroed block, so a reader checks every hash
+*before* it loads. A folder appears by rename, after each file and the manifest were fsynced: level "local".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names, paths
+from bridgehead.errors import UsageError, VerificationError
+
+_FOLDER = re.compile(r"step-(\d{8,12})\Z")
+MANIFEST_MAX_BYTES = 4 * 2**20
+QUARANTINE_PREFIX = "bad-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every byte has been checked. `meta` is what its writer put there."""
+
+    folder: Path
+    step: int
+    manifest: dict[str, Any]
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        meta: dict[str, Any] = self.manifest.get("meta", {})
+        return meta
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(int(entry["size"]) for entry in self.manifest["files"])
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """A checkpoint that did not verify, and why; it was renamed out of the way, not deleted."""
+
+    name: str
+    step: int
+    why: str
+
+
+def folder_name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def step_of(folder: Path) -> int | None:
+    """The step in a checkpoint folder's name, None for any other folder."""
+    match = _FOLDER.match(folder.name)
+    return int(match[1]) if match else None
+
+
+@contextlib.contextmanager
+def staging(root: Path) -> Any:
+    """A fresh folder beside the checkpoints to write files into; gone again unless committed."""
+    root.mkdir(parents=True, exist_ok=True)
+    folder = root / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def commit(staged: Path, root: Path, step: int, meta: Mapping[str, Any]) -> Checkpoint:
+    """Turn a staged folder into checkpoint `step`: fsync and hash its files, write the manifest, rename.
+
+    A checkpoint of the same step is replaced. Raises UsageError (no files, bad step, unsafe names) and OSError.
+    """
+    if step < 0:
+        raise UsageError(f"a checkpoint's step can't be negative: {step}")
+    entries = [_sync_and_hash(staged, path) for path in sorted(staged.rglob("*")) if path.is_file()]
+    if not entries:
+        raise UsageError(f"checkpoint of step {step} holds no file")
+    manifest = {"v": names.RECORD_VERSION, "step": step, "created": time.time(), "files": entries, "meta": dict(meta)}
+    manifest["sha256"] = manifest_digest(manifest)
+    files.write_json(staged / names.CHECKPOINT_MANIFEST, manifest)
+    for folder in {path for path in staged.rglob("*") if path.is_dir()} | {staged}:
+        files.fsync_folder(folder)
+    target = root / folder_name(step)
+    if target.exists():
+        shutil.rmtree(target)
+    os.replace(staged, target)
+    files.fsync_folder(root)
+    return Checkpoint(target, step, manifest)
+
+
+def verify(folder: Path) -> Checkpoint:
+    """Check the manifest and every size and hash. Raises VerificationError that says what is wrong."""
+    manifest = read_manifest(folder / names.CHECKPOINT_MANIFEST)
+    step = step_of(folder)
+    if step is not None and step != manifest["step"]:
+        raise VerificationError(f"{folder.name} holds the manifest of step {manifest['step']}")
+    for entry in manifest["files"]:
+        path = folder / entry["path"]
+        try:
+            size = path.stat().st_size
+            if size != entry["size"]:
+                raise VerificationError(f"{entry['path']} has {size} bytes, not {entry['size']}")
+            if files.sha256_file(path) != entry["sha256"]:
+                raise VerificationError(f"{entry['path']} has another hash: a damaged block")
+        except OSError as error:
+            raise VerificationError(f"{entry['path']} can't be read: {error.strerror}") from None
+    return Checkpoint(folder, manifest["step"], manifest)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """A manifest whose own digest, version and file names check out. Raises VerificationError."""
+    try:
+        if path.stat().st_size > MANIFEST_MAX_BYTES:
+            raise VerificationError(f"{path.name} is over {MANIFEST_MAX_BYTES} bytes")
+    except OSError as error:
+        raise VerificationError(f"{path.name} can't be read: {error.strerror}") from None
+    manifest = files.read_json(path)
+    if not isinstance(manifest, dict):
+        raise VerificationError(f"{path.name} is cut or not JSON")
+    if manifest.get("v") != names.RECORD_VERSION:
+        raise VerificationError(f"{path.name} is of version {manifest.get('v')!r}")
+    if manifest.get("sha256") != manifest_digest(manifest):
+        raise VerificationError(f"{path.name} does not match its own hash")
+    for entry in manifest["files"]:
+        try:
+            paths.check_relative(entry["path"])
+        except UsageError as error:
+            raise VerificationError(f"{path.name} names a file outside its folder: {error.message}") from None
+    return manifest
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """SHA-256 of the manifest without its own `sha256` member."""
+    body = {key: value for key, value in manifest.items() if key != "sha256"}
+    return hashlib.sha256(files.canonical_json(body)).hexdigest()
+
+
+def newest(root: Path) -> tuple[Checkpoint | None, list[PassedOver]]:
+    """The newest checkpoint that verifies, by step and never by mtime, and those passed over on the way.
+
+    A bad one is renamed to `bad-step-…`, so it is looked at once and kept for a post-mortem.
+    """
+    passed: list[PassedOver] = []
+    for folder in sorted(_folders(root), key=lambda item: step_of(item) or 0, reverse=True):
+        try:
+            return verify(folder), passed
+        except VerificationError as error:
+            passed.append(PassedOver(folder.name, step_of(folder) or 0, error.message))
+            _quarantine(folder)
+    return None, passed
+
+
+def retain(root: Path, keep: int) -> list[str]:
+    """Remove all but the newest `keep` (at least 2) checkpoint folders; only names that we wrote."""
+    old = sorted(_folders(root), key=lambda item: step_of(item) or 0)[: -max(2, keep)]
+    for folder in old:
+        (folder / names.CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # first: half a removal never verifies
+        shutil.rmtree(folder, ignore_errors=True)
+    return [folder.name for folder in old]
+
+
+def sweep(root: Path) -> None:
+    """Remove staging folders that a killed writer left."""
+    for folder in root.glob(f"{files.TEMP_PREFIX}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return [entry for entry in root.iterdir() if entry.is_dir() and step_of(entry) is not None]
+
+
+def _quarantine(folder: Path) -> None:
+    target = folder.with_name(QUARANTINE_PREFIX + folder.name)
+    if target.exists():
+        shutil.rmtree(target, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.replace(folder, target)
+
+
+def _sync_and_hash(root: Path, path: Path) -> dict[str, Any]:
+    relative = paths.check_relative(path.relative_to(root).as_posix())
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        size = os.fstat(fd).st_size
+    finally:
+        os.close(fd)
+    return {"path": relative, "size": size, "sha256": files.sha256_file(path)}

@@ -1,0 +1,154 @@
+"""Every name that more than one part of Bridgehead must agree on, written once.
+
+A test greps the tree for these literals elsewhere: two spellings of one name is how an earlier
+system came to gate the wrong run.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+PROTOCOL: Final = 1  # the wire; laptop and VM compare it at pairing, nobody branches on it
+RECORD_VERSION: Final = 1  # the "v" of every record on disk and on the wire
+
+# --- the shipped stages -----------------------------------------------------------------
+PRETRAIN: Final = "pretrain"
+FINETUNE: Final = "finetune"
+GATE: Final = "gate"
+EXPORT: Final = "export"
+SHIPPED_STAGES: Final = (PRETRAIN, FINETUNE, GATE, EXPORT)
+SHIPPED_COMMAND_PREFIX: Final = "bridgehead:"  # command = "bridgehead:pretrain" runs stages.pretrain
+
+# --- files of a run folder (VM), of its mirrors in in/<run>/ and <store>/<project>/runs/<run>/ ------
+RUN_RECORD: Final = "run.json"
+LOG: Final = "log"
+PROGRESS: Final = "progress.jsonl"
+STATUS: Final = "status.json"
+STATUS_LINE: Final = "status.txt"
+RESULTS: Final = "results.json"
+EXIT: Final = "exit.json"
+PROCESS: Final = "process.json"  # pids of runner and stage; stays on the VM
+RUNNER_LOCK: Final = "runner.lock"  # held by the live runner; stays on the VM
+STOP_REQUEST: Final = "stop"  # exists once somebody asked the stage to stop; stays on the VM
+MIRRORED: Final = "mirrored.json"  # all that an ended run made has left this VM; stays on the VM
+CHECKPOINTS: Final = "checkpoints"
+ARTIFACTS: Final = "artifacts"
+BUNDLE: Final = "bundle"
+CHECKPOINT_MANIFEST: Final = "manifest.json"
+LEASE: Final = "lease.json"  # in the store: which attempt may write this run
+
+GROWING_FILES: Final = (LOG, PROGRESS)  # appended to; travel as uploads that are not complete yet
+STATE_FILES: Final = (RUN_RECORD, STATUS, STATUS_LINE, RESULTS, EXIT)  # replaced whole
+ARTIFACT_FOLDERS: Final = (ARTIFACTS, BUNDLE)
+
+# --- what the clips stages leave behind ---------------------------------------------------
+ENCODER_WEIGHTS: Final = "encoder.pt"
+CLASSIFIER_WEIGHTS: Final = "classifier.pt"
+MODEL_ONNX: Final = "model.onnx"
+BUNDLE_RECORD: Final = "bundle.json"
+BUNDLE_MANIFEST: Final = "MANIFEST.sha256"
+
+# --- project folder (laptop) ---------------------------------------------------------------
+PROJECT_FILE: Final = "bridgehead.toml"
+QUEUE_FILE: Final = "queue.txt"
+IN_FOLDER: Final = "in"
+PRIVATE_FOLDER: Final = ".bridgehead"
+LEDGER_FILE: Final = "ledger.sqlite3"
+KEYS_FILE: Final = "keys.json"
+BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
+BRIDGE_LOG: Final = "bridge.log"
+
+# --- VM home ---------------------------------------------------------------------------------
+VM_SHIP: Final = "ship"
+VM_API: Final = "api"  # holds the bridgehead package alone: what user code gets beside its own folder
+VM_PAYLOAD: Final = "payload"
+VM_RUNS: Final = "runs"
+VM_STATE: Final = "state"
+VM_RECORD: Final = "vm.json"
+VM_PAIRING: Final = "pairing.json"  # 0600
+VM_JOURNAL: Final = "journal.jsonl"
+COMMAND_DAEMON: Final = "command_daemon"
+STATUS_DAEMON: Final = "status_daemon"
+DAEMONS: Final = (COMMAND_DAEMON, STATUS_DAEMON)
+SHIPPED_PACKAGES: Final = ("bridgehead", "vm_daemons", "stages", "export")
+
+# --- environment variables --------------------------------------------------------------------
+ENV_RUN_DIR: Final = "BRIDGEHEAD_RUN_DIR"
+ENV_RUN_ID: Final = "BRIDGEHEAD_RUN_ID"
+ENV_STAGE: Final = "BRIDGEHEAD_STAGE"
+ENV_INPUTS: Final = "BRIDGEHEAD_INPUTS"  # JSON object: stage -> its finished run folder on this VM
+ENV_VM_ID: Final = "BRIDGEHEAD_VM_ID"
+ENV_HOME: Final = "BRIDGEHEAD_HOME"  # the VM's working folder
+ENV_STORE: Final = "BRIDGEHEAD_STORE"  # the mounted durable store
+ENV_PAIRING: Final = "BRIDGEHEAD_PAIRING"  # name of the notebook secret, never an argv
+ENV_LOCAL_VM: Final = "BRIDGEHEAD_LOCAL_VM"  # tags every process of a local notebook VM
+
+# --- HTTP ----------------------------------------------------------------------------------------
+HEALTH_PATH: Final = "/healthz"
+SERVE_PREFIX: Final = "/serve/"
+BOOT_ARCHIVE: Final = "boot.zip"
+PAYLOAD_MANIFEST: Final = "manifest.json"
+IN_PREFIX: Final = "/in/"
+QUEUE_TEXT_PATH: Final = "/queue.txt"
+QUEUE_PATH: Final = "/queue"
+VMS_PREFIX: Final = "/vms/"
+HEADER_DIGEST: Final = "Content-Digest"
+HEADER_REPR_DIGEST: Final = "Repr-Digest"
+HEADER_OFFSET: Final = "Upload-Offset"
+HEADER_COMPLETE: Final = "Upload-Complete"
+HEADER_LENGTH: Final = "Upload-Length"
+HEADER_LIMIT: Final = "Upload-Limit"
+HEADER_GENERATION: Final = "Bridgehead-Generation"
+
+PUT_MAX_BYTES: Final = 64 * 2**20
+PART_MAX_BYTES: Final = 32 * 2**20  # a free tunnel refuses bodies over 100 MB
+DEFAULT_PORT: Final = 8766
+LONG_POLL_S: Final = 25.0
+FALLBACK_POLL_S: Final = 30.0
+
+
+class RunState(StrEnum):
+    """queued → starting → running ⇄ saving → done | failed | stopped | lost → resuming → running."""
+
+    QUEUED = "queued"  # accepted by the ledger, or waiting on a VM for what it comes after
+    STARTING = "starting"  # a VM journalled it and is starting the process
+    RUNNING = "running"
+    SAVING = "saving"  # a checkpoint is being written
+    RESUMING = "resuming"  # a later attempt, until its first progress
+    DONE = "done"  # exit code 0
+    FAILED = "failed"  # see the exit record's failure class
+    STOPPED = "stopped"  # somebody asked for it
+    LOST = "lost"  # its VM went silent; the ledger offers it again
+
+
+ENDED: Final = frozenset({RunState.DONE, RunState.FAILED, RunState.STOPPED})
+
+
+class CheckpointLevel(StrEnum):
+    """How far a checkpoint has climbed; never called saved before its time."""
+
+    LOCAL = "local"  # on the VM's own disk, hashed
+    MOUNTED = "mounted"  # copied into the mounted store and re-hashed there
+    CONFIRMED = "confirmed"  # seen by another path: another VM's check, or the store's own API
+
+
+class FailureClass(StrEnum):
+    USER_ERROR = "user_error"  # the stage exited non-zero by itself
+    KILLED = "killed"  # a signal that nobody here sent
+    GATE = "gate"  # the gate's verdict was fail
+    UPSTREAM = "upstream"  # what it comes after did not succeed
+    UNKNOWN_OUTCOME = "unknown_outcome"  # an sh: whose VM or daemon died; never repeated by itself
+    ENVIRONMENT = "environment"  # could not be started at all
+    STOPPED = "stopped"
+
+
+class Ack(StrEnum):
+    ACCEPTED = "accepted"
+    REJECTED = "rejected"
+    STARTED = "started"
+    FINISHED = "finished"
+    UNKNOWN = "unknown"
+
+
+GATE_FAILED_EXIT_CODE: Final = 20  # a gate stage's own exit code for the verdict "fail"

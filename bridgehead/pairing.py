@@ -1,0 +1,64 @@
+"""The pairing code: the one secret, pasted into one notebook cell or kept in one notebook secret."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from dataclasses import dataclass, field
+
+from bridgehead import names
+from bridgehead.errors import PairingError
+
+_PREFIX = "bh1."
+_URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(?:/[A-Za-z0-9._~\-/]*)?\Z")
+_HINT = "copy the whole code again: bridgehead notebook"
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Where the bridge is, the key (32 bytes) and the SHA-256 of the boot archive (hex)."""
+
+    url: str
+    key_id: str
+    key: bytes = field(repr=False)
+    boot_sha256: str
+    protocol: int = names.PROTOCOL
+
+    def encode(self) -> str:
+        body = {
+            "v": self.protocol,
+            "url": self.url,
+            "kid": self.key_id,
+            "key": base64.urlsafe_b64encode(self.key).decode().rstrip("="),
+            "boot": self.boot_sha256,
+        }
+        raw = json.dumps(body, separators=(",", ":")).encode()
+        return _PREFIX + base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def decode(code: str) -> Pairing:
+    """Read a pairing code. Raises PairingError, whose text never holds any part of the code."""
+    text = "".join(code.split())
+    if not text.startswith(_PREFIX):
+        raise PairingError("this is not a pairing code: it does not start with bh1.", hint=_HINT)
+    try:
+        body = json.loads(_unpad(text[len(_PREFIX) :]))
+        key = _unpad(body["key"])
+        pairing = Pairing(str(body["url"]), str(body["kid"]), key, str(body["boot"]), int(body["v"]))
+    except (ValueError, KeyError, TypeError):
+        raise PairingError("the pairing code is cut or damaged", hint=_HINT) from None
+    if len(key) != 32 or not re.fullmatch(r"[0-9a-f]{64}", pairing.boot_sha256):
+        raise PairingError("the pairing code is cut or damaged", hint=_HINT)
+    if not _URL.match(pairing.url) or not re.fullmatch(r"[A-Za-z0-9_-]{4,64}", pairing.key_id):
+        raise PairingError("the pairing code names no usable bridge address", hint=_HINT)
+    if pairing.protocol != names.PROTOCOL:
+        raise PairingError(
+            f"the code is for protocol {pairing.protocol}, this is {names.PROTOCOL}",
+            hint="run the bootstrap cell again",
+        )
+    return pairing
+
+
+def _unpad(text: str) -> bytes:
+    return base64.b64decode(text.encode() + b"=" * (-len(text) % 4), altchars=b"-_", validate=True)

@@ -1,0 +1,80 @@
+"""Who a process is: a pid alone says little, since pids are reused. Linux (/proc) only; VMs are Linux."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+def boot_id() -> str:
+    """The kernel's id of this boot; changes when the machine restarts."""
+    try:
+        return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "no-boot-id"
+
+
+def start_ticks(pid: int) -> int:
+    """When `pid` started, in clock ticks since boot; 0 when there is no such process or it is a zombie."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return 0
+    fields = text.rpartition(")")[2].split()
+    return 0 if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def session_of(pid: int) -> int:
+    """The session id of `pid`, 0 when it is gone."""
+    try:
+        return int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[3])
+    except (OSError, IndexError):
+        return 0
+
+
+def is_alive(pid: int, started_ticks: int) -> bool:
+    """Whether the very process (pid and start time) still lives."""
+    return pid > 0 and started_ticks > 0 and start_ticks(pid) == started_ticks
+
+
+def all_pids() -> list[int]:
+    return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
+
+
+def environment_has(pid: int, name: str, value: str) -> bool:
+    """Whether the environment that `pid` was started with holds name=value."""
+    try:
+        block = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{name}={value}".encode() in block.split(b"\0")
+
+
+def tagged(name: str, value: str, *, but_not: Iterable[int] = ()) -> list[int]:
+    """All live processes of ours that were started with name=value in their environment."""
+    skip = {os.getpid(), *but_not}
+    return [pid for pid in all_pids() if pid not in skip and start_ticks(pid) and environment_has(pid, name, value)]
+
+
+def command_line(pid: int) -> str:
+    """Short text for a report; never more than 120 characters."""
+    try:
+        raw = (_PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return "?"
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+
+
+def send(pid: int, sig: signal.Signals, *, started_ticks: int) -> bool:
+    """Signal the very process; False when it is gone or the pid now belongs to another."""
+    if not is_alive(pid, started_ticks):
+        return False
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, sig)
+        return True
+    return False

@@ -1,0 +1,251 @@
+"""The records that cross the wire or lie on a disk, each with `"v"`.
+
+Writers are strict, readers are tolerant: unknown keys are ignored, missing ones take their default, so a record
+of the same version with one field more can still be read. Golden samples are in tests/golden/.
+Times are seconds since 1970 (UTC), sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from bridgehead import names
+from bridgehead.errors import UsageError
+from bridgehead.names import CheckpointLevel, RunState
+
+
+@dataclass(frozen=True)
+class Record:
+    """Base of all records: plain JSON out, and back in with the types of the fields checked."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"v": names.RECORD_VERSION, **dataclasses.asdict(self)}
+
+    @classmethod
+    def from_json(cls, data: object) -> Self:
+        """Raises UsageError when `data` is not such a record or is of a newer version."""
+        if not isinstance(data, dict):
+            raise UsageError(f"not a {cls.__name__} record: {type(data).__name__}")
+        if data.get("v", names.RECORD_VERSION) != names.RECORD_VERSION:
+            raise UsageError(
+                f"a {cls.__name__} record of version {data.get('v')!r}; this is {names.RECORD_VERSION}",
+                hint="both machines must run the same Bridgehead: run the bootstrap cell again",
+            )
+        hints = typing.get_type_hints(cls)
+        values = {}
+        for item in dataclasses.fields(cls):
+            if item.name in data:
+                values[item.name] = _read(hints[item.name], data[item.name], f"{cls.__name__}.{item.name}")
+        try:
+            return cls(**values)
+        except TypeError as error:
+            raise UsageError(f"{cls.__name__} record: {error}") from None
+
+
+@dataclass(frozen=True)
+class Needs(Record):
+    """What a stage declares; stages run side by side while the sum fits the VM."""
+
+    gpu_memory_gb: float = 0.0
+    cpus: float = 1.0
+    memory_gb: float = 0.0
+
+
+@dataclass(frozen=True)
+class StageSpec(Record):
+    """One stage of bridgehead.toml, resolved: what a VM needs to know to run it."""
+
+    name: str
+    command: str  # a shell-split command line, or "bridgehead:<shipped stage>"
+    after: list[str] = field(default_factory=list)
+    needs: Needs = field(default_factory=Needs)
+    config: dict[str, Any] = field(default_factory=dict)
+    checkpoint_every_epochs: int = 5
+    checkpoint_every_s: float = 0.0  # 0: by epochs alone
+    keep_checkpoints: int = 3
+    stop_grace_s: float = 60.0  # SIGTERM → this long to save → SIGKILL
+
+
+@dataclass(frozen=True)
+class Command(Record):
+    """One taken line of queue.txt, as the bridge delivers it (inside a signed document, kind "command")."""
+
+    id: str  # uuid4 hex; identity for at-most-once
+    seq: int  # place in the queue, from 1
+    delivery: int  # grows with each delivery to any VM; the poll's `after` counts these
+    vm_id: str  # the VM it was given to; a VM refuses what was given to another
+    verb: str
+    argument: str  # run: stage; sh: shell text; stop: run id; sync: ""
+    created: float
+    attempt: int = 1  # grows when a lost VM's run is given to the next one; fences the old one
+    run_id: str = ""  # run and sh
+    inputs: dict[str, str] = field(default_factory=dict)  # stage it comes after -> run id
+    spec: StageSpec | None = None  # run and sh
+
+
+@dataclass(frozen=True)
+class RunRecord(Record):
+    """run.json: what a run is. Written once an attempt starts."""
+
+    run_id: str
+    stage: str
+    project: str
+    command_id: str
+    attempt: int
+    vm_id: str
+    created: float
+    spec: StageSpec
+    inputs: dict[str, str] = field(default_factory=dict)
+    ship_sha256: str = ""
+    payload_sha256: str = ""
+    fingerprint: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ProcessRecord(Record):
+    """process.json: who runs it. Pids get reused, so each comes with its start time and the boot id."""
+
+    boot_id: str
+    runner_pid: int
+    runner_start: int  # clock ticks since boot, field 22 of /proc/<pid>/stat
+    stage_pid: int = 0
+    stage_start: int = 0
+    session: int = 0
+    started: float = 0.0
+
+
+@dataclass(frozen=True)
+class CheckpointInfo(Record):
+    """Where the newest checkpoint of a run stands."""
+
+    step: int
+    level: CheckpointLevel = CheckpointLevel.LOCAL
+    at: float = 0.0  # when it reached this level
+    size_bytes: int = 0
+    epoch: int = 0
+
+
+@dataclass(frozen=True)
+class Status(Record):
+    """status.json; written by the status daemon alone."""
+
+    run_id: str
+    stage: str
+    state: RunState
+    vm_id: str = ""
+    attempt: int = 1
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    total_epochs: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    eta_s: float | None = None
+    message: str = ""
+    checkpoint: CheckpointInfo | None = None
+    resumed_from_step: int | None = None
+    updated: float = 0.0
+
+    def line(self) -> str:
+        """status.txt: the same in one line for `cat` and `watch`."""
+        parts = [self.run_id, str(self.state)]
+        if self.total_epochs:
+            parts.append(f"epoch {self.epoch}/{self.total_epochs}")
+        if self.total_steps:
+            parts.append(f"step {self.step}/{self.total_steps}")
+        parts += [f"{name} {value:.4g}" for name, value in self.metrics.items()]
+        if self.eta_s is not None and self.state not in names.ENDED:
+            parts.append(f"ETA {duration(self.eta_s)}")
+        if self.checkpoint is not None:
+            parts.append(f"checkpoint {self.checkpoint.step} {self.checkpoint.level}")
+        if self.message:
+            parts.append(self.message)
+        return " · ".join(parts)
+
+
+@dataclass(frozen=True)
+class ExitRecord(Record):
+    """exit.json: how an attempt ended. Its presence means that the run has ended."""
+
+    run_id: str
+    attempt: int
+    state: RunState
+    exit_code: int | None = None  # None: never started, or nobody was there to see it
+    signal: str = ""  # e.g. SIGKILL
+    failure_class: str = ""
+    message: str = ""
+    started: float = 0.0
+    ended: float = 0.0
+    leftovers: list[str] = field(default_factory=list)  # processes that outlived it and were ended
+
+
+@dataclass(frozen=True)
+class AckRecord(Record):
+    """Body of POST /queue/<id>/ack."""
+
+    vm_id: str
+    ack: names.Ack
+    attempt: int
+    reason: str = ""
+    exit_code: int | None = None
+    state: str = ""  # of the run, with `finished`
+    failure_class: str = ""
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Heartbeat(Record):
+    """Body of POST /vms/<id>/heartbeat. Fractions are 0 to 1."""
+
+    vm_id: str
+    boot_id: str
+    at: float
+    ship_sha256: str = ""
+    started: float = 0.0  # when this VM was first booted by us
+    hostname: str = ""
+    python: str = ""
+    cpu_count: int = 0
+    load: float = 0.0
+    memory_total_bytes: int = 0
+    memory_free_bytes: int = 0
+    disk_total_bytes: int = 0
+    disk_free_bytes: int = 0
+    gpus: list[dict[str, Any]] = field(default_factory=list)  # name, memory_total_mb, memory_used_mb, use
+    store: dict[str, Any] = field(default_factory=dict)  # path, ok, free_bytes, error
+    cell_age_s: float | None = None  # since the cell's own heartbeat; None: never
+    runs: list[dict[str, Any]] = field(default_factory=list)  # run_id, state, attempt
+
+
+def duration(seconds: float) -> str:
+    """`5h12m`, `3m04s`, `12s`."""
+    whole = max(0, round(seconds))
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        return None if value is None else _read(options[0], value, where)
+    if dataclasses.is_dataclass(hint):
+        return typing.cast(Any, hint).from_json(value)
+    plain = origin or hint
+    if plain is Any:
+        return value
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(plain, type) and issubclass(plain, (RunState, CheckpointLevel, names.Ack)):
+        try:
+            return plain(value)
+        except ValueError:
+            raise UsageError(f"{where}: unknown value {value!r}") from None
+    if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
+        raise UsageError(f"{where}: expected {plain.__name__}, got {type(value).__name__}")
+    return value

@@ -1,0 +1,1 @@
+"""Where a run can go: one Protocol, and one file per provider."""

@@ -1,0 +1,1 @@
+"""ipywidgets: a model without widgets, and thin views over it. Not built yet."""

@@ -1,0 +1,1 @@
+"""PyTorch to ONNX, parity, and the ship bundle."""

@@ -1,0 +1,1 @@
+"""Notebooks that ship as data: a few cells, no logic."""

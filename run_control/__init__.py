@@ -1,0 +1,1 @@
+"""Laptop: project file, command line, what `up` and `demo` do."""

@@ -1,0 +1,217 @@
+"""bridgehead.toml, read and checked. Each mistake names file, line and key, what is allowed, and the nearest name."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from bridge.project import LoadProject, ProjectView
+from bridgehead import names
+from bridgehead.errors import ProjectError
+from bridgehead.queue_lines import STAGE_NAME, nearest
+from bridgehead.records import Needs, StageSpec
+from run_control import toml_lines
+
+SHELL_STAGE = "sh"  # the stage name that sh: lines run under
+_PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
+_SIZE_MAX_BYTES = 2**20
+
+
+def load(root: Path) -> ProjectView:
+    """Read <root>/bridgehead.toml. Raises ProjectError."""
+    path = root / names.PROJECT_FILE
+    text = _read(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProjectError(f"{path.name}:{toml_lines.syntax_line(error)}: not TOML: {error}") from None
+    try:
+        parsed = _File.model_validate(data)
+    except ValidationError as error:
+        raise _mistake(path.name, text, error) from None
+    _check_stages(path.name, text, parsed.stages)
+    return ProjectView(
+        name=parsed.project.name,
+        stages={name: stage.spec(name) for name, stage in parsed.stages.items()},
+        payload_include=parsed.payload.include,
+        payload_exclude=parsed.payload.exclude,
+        requirements=parsed.vm.requirements,
+        lost_after_s=parsed.vm.lost_after_s,
+    )
+
+
+def loader(root: Path) -> LoadProject:
+    """What the bridge calls whenever it needs the project: the file, read anew."""
+    return lambda: load(root)
+
+
+def _project_name(value: str) -> str:
+    if not _PROJECT_NAME.match(value):
+        raise ValueError("1 to 64 letters, digits and ._- are allowed; it names a folder in the durable store")
+    return value
+
+
+def _glob(value: str) -> str:
+    if not value.strip() or value.startswith("/") or "\\" in value or ".." in value.split("/"):
+        raise ValueError('a glob inside the project folder, such as "*.py" or "src/**"')
+    return value
+
+
+def _command(value: str) -> str:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"a command line with balanced quotes ({error})") from None
+    if not words:
+        raise ValueError('a command line, such as "python train.py", or "bridgehead:pretrain"')
+    if value.startswith(names.SHIPPED_COMMAND_PREFIX):
+        shipped = value.removeprefix(names.SHIPPED_COMMAND_PREFIX)
+        if shipped not in names.SHIPPED_STAGES:
+            raise ValueError(f"no shipped stage {shipped!r}; {nearest(shipped, names.SHIPPED_STAGES)}")
+    return value
+
+
+def _requirement(value: str) -> str:
+    if not value.strip() or value.lstrip().startswith("-") or "\n" in value:
+        raise ValueError('one requirement, such as "seglearn==1.2.5"; pip options are not allowed here')
+    return value
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Project(_Table):
+    name: Annotated[str, AfterValidator(_project_name)]
+
+
+class _Payload(_Table):
+    include: list[Annotated[str, AfterValidator(_glob)]] = Field(default_factory=list)
+    exclude: list[Annotated[str, AfterValidator(_glob)]] = Field(default_factory=list)
+
+
+class _Vm(_Table):
+    requirements: list[Annotated[str, AfterValidator(_requirement)]] = Field(default_factory=list)
+    lost_after_s: Annotated[float, Field(ge=5, le=86_400)] = 60.0
+
+
+class _Stage(_Table):
+    command: Annotated[str, AfterValidator(_command)]
+    after: list[str] = Field(default_factory=list)
+    gpu_memory_gb: Annotated[float, Field(ge=0, le=10_000)] = 0.0
+    cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
+    memory_gb: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+    checkpoint_every_epochs: Annotated[int, Field(ge=1)] = 5
+    checkpoint_every_s: Annotated[float, Field(gt=0)] | None = None
+    keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 3
+    stop_grace_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    config: dict[str, Any] = Field(default_factory=dict)
+
+    def spec(self, name: str) -> StageSpec:
+        return StageSpec(
+            name=name,
+            command=self.command,
+            after=self.after,
+            needs=Needs(gpu_memory_gb=self.gpu_memory_gb, cpus=self.cpus, memory_gb=self.memory_gb),
+            config=self.config,
+            checkpoint_every_epochs=self.checkpoint_every_epochs,
+            checkpoint_every_s=self.checkpoint_every_s or 0.0,
+            keep_checkpoints=self.keep_checkpoints,
+            stop_grace_s=self.stop_grace_s,
+        )
+
+
+class _File(_Table):
+    project: _Project
+    payload: _Payload = Field(default_factory=_Payload)
+    vm: _Vm = Field(default_factory=_Vm)
+    stages: dict[str, _Stage] = Field(default_factory=dict)
+
+
+def _read(path: Path) -> str:
+    try:
+        if path.stat().st_size > _SIZE_MAX_BYTES:
+            raise ProjectError(f"{path.name} is over {_SIZE_MAX_BYTES} bytes")
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ProjectError(f"no {path.name} in {path.parent}", hint="bridgehead init makes one") from None
+    except UnicodeDecodeError as error:
+        raise ProjectError(f"{path.name} is not UTF-8 (byte {error.start})", hint="save it as UTF-8") from None
+    except OSError as error:
+        raise ProjectError(f"{path.name} can't be read: {error.strerror}") from None
+
+
+def _mistake(file_name: str, text: str, error: ValidationError) -> ProjectError:
+    """The first mistake in the order of the file, in words."""
+    found = []
+    for item in error.errors(include_url=False, include_context=True, include_input=False):
+        keys = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
+        found.append((toml_lines.line_of(text, keys), keys, item))
+    line, keys, item = min(found, key=lambda entry: entry[0])
+    key = ".".join(keys)
+    more = f" ({len(found) - 1} more after this one)" if len(found) > 1 else ""
+    message, hint = _words(keys, dict(item))
+    return ProjectError(f"{file_name}:{line}: {key}: {message}{more}", hint=hint)
+
+
+def _words(keys: list[str], item: dict[str, Any]) -> tuple[str, str]:
+    kind = item["type"]
+    if kind == "extra_forbidden":
+        allowed = _allowed_keys(keys[:-1])
+        guess = nearest(keys[-1], allowed)
+        listed = f"allowed: {', '.join(allowed)}"
+        return "unknown key", listed if guess.startswith("known") else f"{guess} {listed}"
+    if kind == "missing":
+        return "missing", _EXAMPLES.get(keys[-1], f"add {keys[-1]}")
+    text = str(item["msg"]).removeprefix("Value error, ")
+    return text[:1].lower() + text[1:], ""
+
+
+_EXAMPLES = {
+    "project": '[project] with name = "my-project"',
+    "name": 'name = "my-project"',
+    "command": 'command = "python train.py"',
+}
+
+
+def _allowed_keys(table: list[str]) -> list[str]:
+    models: dict[str, type[_Table]] = {"project": _Project, "payload": _Payload, "vm": _Vm, "stages": _Stage}
+    model = models.get(table[0], _File) if table else _File
+    return list(model.model_fields)
+
+
+def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:
+    for name, stage in stages.items():
+        where = f"{file_name}:{toml_lines.line_of(text, ['stages', name])}: stages.{name}"
+        if not STAGE_NAME.match(name) or name == SHELL_STAGE:
+            raise ProjectError(
+                f"{where}: not a stage name",
+                hint=f"a letter, then letters, digits, _ and -, all lower-case, up to 64; not {SHELL_STAGE!r}",
+            )
+        for other in stage.after:
+            if other not in stages or other == name:
+                line = toml_lines.line_of(text, ["stages", name, "after"])
+                why = "a stage can't come after itself" if other == name else f"no stage {other!r}"
+                raise ProjectError(
+                    f"{file_name}:{line}: stages.{name}.after: {why}", hint=nearest(other, set(stages) - {name})
+                )
+    for name in stages:
+        circle = _circle(name, stages, [])
+        if circle:
+            line = toml_lines.line_of(text, ["stages", circle[0], "after"])
+            raise ProjectError(f"{file_name}:{line}: stages.{circle[0]}.after: a circle: {' → '.join(circle)}")
+
+
+def _circle(name: str, stages: dict[str, _Stage], path: list[str]) -> list[str]:
+    if name in path:
+        return [*path[path.index(name) :], name]
+    for other in stages[name].after:
+        found = _circle(other, stages, [*path, name])
+        if found:
+            return found
+    return []

@@ -1,0 +1,1 @@
+"""The shipped pipeline on clips: pretrain, finetune, gate, export, and the training kit they share."""

@@ -1,0 +1,52 @@
+"""Atomic files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bridgehead import files
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_no_temp(tmp_path: Path) -> None:
+    target = tmp_path / "state.json"
+    files.write_atomic(target, b"old")
+    with pytest.raises(RuntimeError), files.atomic_writer(target) as handle:
+        handle.write(b"half of the ne")
+        raise RuntimeError
+    assert target.read_bytes() == b"old"
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_the_mode_is_as_asked(tmp_path: Path) -> None:
+    files.write_json(tmp_path / "secret.json", {"a": 1}, mode=0o600)
+    assert (tmp_path / "secret.json").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [None, b"", b"{", b"\xff\xfe"])
+def test_a_reader_is_tolerant(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert files.read_json(path) is None
+
+
+def test_canonical_json_has_one_form() -> None:
+    assert files.canonical_json({"b": 1, "a": "é"}) == b'{"a":"\\u00e9","b":1}'
+
+
+def test_append_line_adds_whole_lines(tmp_path: Path) -> None:
+    path = tmp_path / "j"
+    for number in range(3):
+        files.append_line(path, json.dumps({"n": number}))
+    assert [json.loads(line)["n"] for line in path.read_text().splitlines()] == [0, 1, 2]
+
+
+def test_sweep_takes_only_old_temp_files(tmp_path: Path) -> None:
+    (tmp_path / f"{files.TEMP_PREFIX}abc").write_text("x")
+    (tmp_path / "keep").write_text("x")
+    assert files.sweep_temp_files(tmp_path, older_than_s=3600) == 0
+    assert files.sweep_temp_files(tmp_path, older_than_s=-1) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["keep"]

@@ -1,0 +1,49 @@
+"""The pairing code."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridgehead.errors import PairingError
+from bridgehead.pairing import Pairing, decode
+
+PAIRING = Pairing("http://127.0.0.1:8766", "kid-1", bytes(range(32)), "ab" * 32)
+
+
+def test_a_code_reads_back() -> None:
+    assert decode(PAIRING.encode()) == PAIRING
+
+
+def test_white_space_from_copying_does_no_harm() -> None:
+    code = PAIRING.encode()
+    assert decode(f"  {code[:20]}\n{code[20:]} \n") == PAIRING
+
+
+def test_the_key_is_not_in_the_repr() -> None:
+    assert "\\x01" not in repr(PAIRING)
+
+
+@pytest.mark.parametrize("cut", [20, 100, -3, -30])
+def test_a_cut_code_is_refused_without_being_quoted(cut: int) -> None:
+    code = PAIRING.encode()[:cut]
+    with pytest.raises(PairingError) as caught:
+        decode(code)
+    assert code[4:16] not in str(caught.value)
+
+
+@pytest.mark.parametrize("code", ["", "hello", "bh1.", "bh1.!!!!", "bh2.abcd", "bh1.e30"])
+def test_what_is_no_code_is_refused(code: str) -> None:
+    with pytest.raises(PairingError):
+        decode(code)
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "http://a b", "javascript:x", "http://u:p@host"])
+def test_a_code_with_a_strange_url_is_refused(url: str) -> None:
+    with pytest.raises(PairingError):
+        decode(Pairing(url, "kid-1", bytes(32), "ab" * 32).encode())
+
+
+def test_another_protocol_says_what_to_do() -> None:
+    with pytest.raises(PairingError) as caught:
+        decode(Pairing("http://h", "kid-1", bytes(32), "ab" * 32, protocol=2).encode())
+    assert "bootstrap cell" in caught.value.hint

@@ -1,0 +1,97 @@
+"""Where things lie on the VM, and who this VM is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names, processes
+from bridgehead.errors import PairingError
+from bridgehead.pairing import Pairing, decode
+
+
+@dataclass(frozen=True)
+class VmHome:
+    """The VM's working folder: ship/ api/ payload/ runs/ state/."""
+
+    root: Path
+
+    @classmethod
+    def from_environment(cls) -> VmHome:
+        """$BRIDGEHEAD_HOME, else /content/bridgehead (Colab), /kaggle/working/bridgehead, else ./bridgehead-vm."""
+        named = os.environ.get(names.ENV_HOME)
+        if named:
+            return cls(Path(named).absolute())
+        for parent in ("/content", "/kaggle/working"):
+            if Path(parent).is_dir():
+                return cls(Path(parent) / "bridgehead")
+        return cls(Path.cwd() / "bridgehead-vm")
+
+    @property
+    def state(self) -> Path:
+        return self.root / names.VM_STATE
+
+    @property
+    def payload(self) -> Path:
+        return self.root / names.VM_PAYLOAD
+
+    @property
+    def runs(self) -> Path:
+        return self.root / names.VM_RUNS
+
+    @property
+    def journal(self) -> Path:
+        return self.state / names.VM_JOURNAL
+
+    def run(self, run_id: str) -> Path:
+        return self.runs / run_id
+
+    def ship(self, sha256: str) -> Path:
+        """The boot archive's files, by the archive's hash: a new ship never overwrites one in use."""
+        return self.root / names.VM_SHIP / sha256[:16]
+
+    def api(self, sha256: str) -> Path:
+        """A folder that holds the bridgehead package alone: all that user code gets of ours on its path."""
+        return self.root / names.VM_API / sha256[:16]
+
+    def create(self) -> None:
+        for folder in (self.state, self.payload, self.runs):
+            folder.mkdir(parents=True, exist_ok=True)
+
+    def record(self) -> dict[str, Any]:
+        """vm.json: vm_id, boot_id, started, project, ship_sha256, payload_sha256, store (path or ""). Made on first use."""
+        path = self.state / names.VM_RECORD
+        record = files.read_json(path)
+        if not isinstance(record, dict):
+            record = {
+                "v": names.RECORD_VERSION,
+                "vm_id": f"vm-{secrets.token_hex(3)}",
+                "boot_id": processes.boot_id(),
+                "started": time.time(),
+            }
+            files.write_json(path, record)
+        return record
+
+    def update_record(self, **values: Any) -> dict[str, Any]:
+        record = {**self.record(), **values}
+        files.write_json(self.state / names.VM_RECORD, record)
+        return record
+
+    def save_pairing(self, pairing: Pairing) -> None:
+        files.write_json(self.state / names.VM_PAIRING, {"code": pairing.encode()}, mode=0o600)
+
+    def pairing(self) -> Pairing:
+        """Read again at each use, so that a new cell run with a new code is picked up. Raises PairingError."""
+        record = files.read_json(self.state / names.VM_PAIRING)
+        if not isinstance(record, dict):
+            raise PairingError("this VM is not paired", hint="run the bootstrap cell")
+        return decode(str(record.get("code", "")))
+
+    def store_path(self) -> Path | None:
+        """The mounted store that the cell found, None when there is none."""
+        named = self.record().get("store")
+        return Path(named) if named else None
