@@ -1,7 +1,7 @@
 """The grammar of a line of queue.txt.
 
-    line     = [ "@" vm " " ] verb ":" argument          # "#" starts a comment, blank lines are free
-    run:STAGE [key=value …]     sh:BASE64     stop:STAGE-or-RUN     sync:
+line     = [ "@" vm " " ] verb ":" argument          # "#" starts a comment, blank lines are free
+run:STAGE [key=value …]     sh:BASE64     stop:STAGE-or-RUN     sync:
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Run:
         if stage not in inputs:
             raise NotFoundError(
                 f"{self.stage} was not given the output of {stage!r}",
-                hint=f'add {stage} to the `after` of [stages.{self.stage}] in {names.PROJECT_FILE}',
+                hint=f"add {stage} to the `after` of [stages.{self.stage}] in {names.PROJECT_FILE}",
             )
         return Path(inputs[stage])
 

@@ -66,5 +66,11 @@ def test_a_plain_file_is_opened(tmp_path: Path) -> None:
 
 def test_run_ids() -> None:
     assert is_run_id("pretrain-0001-3fa9c1")
-    for bad in ("pretrain", "pretrain-1-3fa9c1", "../pretrain-0001-3fa9c1", "pretrain-0001-3FA9C1", "pretrain-0001-3fa9c1/x"):
+    for bad in (
+        "pretrain",
+        "pretrain-1-3fa9c1",
+        "../pretrain-0001-3fa9c1",
+        "pretrain-0001-3FA9C1",
+        "pretrain-0001-3fa9c1/x",
+    ):
         assert not is_run_id(bad)

@@ -66,7 +66,7 @@ def test_a_stale_request_is_refused(shift_s: int) -> None:
         {"signature": "bh=:AAAA:"},
         {"signature": "bh=:????:"},
         {"signature-input": 'bh=("@method");created=1;nonce="n";keyid="k"'},
-        {"signature-input": 'bh=();created=x'},
+        {"signature-input": "bh=();created=x"},
         {"signature": "x" * 100_000},
     ],
 )

@@ -1,0 +1,217 @@
+"""One big file each way: the bridge against nginx with its dav module, same disk, same client, same run.
+
+The client is Python's http.client in this process for both. The bridge's uploads go in signed parts of 32 MiB, each hashed by client and
+bridge; nginx takes one plain PUT and hashes nothing. CPU is that of the server process alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import http.client
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.serve_bridge import VM_ID, BridgeProcess
+from bridgehead import names, signing
+
+THROUGHPUT_GOAL = 0.7
+CPU_GOAL = 1.2
+_ROUNDS = 3
+_CHUNK_BYTES = 1 << 20
+_NGINX_CONF = """\
+daemon off; master_process off; pid {root}/nginx.pid; error_log {root}/error.log;
+events {{ worker_connections 64; }}
+http {{
+  access_log off; sendfile on; client_max_body_size 0; client_body_temp_path {root}/body; proxy_temp_path {root}/proxy;
+  fastcgi_temp_path {root}/f; uwsgi_temp_path {root}/u; scgi_temp_path {root}/s;
+  server {{ listen 127.0.0.1:{port}; location / {{ root {root}/data; dav_methods PUT DELETE; create_full_put_path on; }} }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Server:
+    name: str
+    port: int
+    pid: int
+    get: Callable[[], int]
+    put: Callable[[], None]
+
+
+def against_nginx(mib: int) -> Iterator[dict[str, Any]]:
+    """Rounds alternate between the servers; the best of each counts."""
+    with tempfile.TemporaryDirectory(prefix="bridgehead-bench-") as name:
+        root = Path(name)
+        source = root / "big.bin"
+        _make_file(source, mib)
+        with _nginx(root / "nginx", source) as nginx, _bridge(root / "bridge", source) as bridge:
+            for verb in ("get", "put"):
+                yield _compare(verb, mib, nginx, bridge)
+
+
+def _compare(verb: str, mib: int, nginx: Server, bridge: Server) -> dict[str, Any]:
+    best: dict[str, tuple[float, float]] = {}
+    for _ in range(_ROUNDS):
+        for server in (nginx, bridge):
+            cpu, start = _cpu_s(server.pid), time.perf_counter()
+            getattr(server, verb)()
+            seconds, used = time.perf_counter() - start, _cpu_s(server.pid) - cpu
+            old = best.get(server.name, (9e9, 9e9))
+            best[server.name] = (min(old[0], seconds), min(old[1], used))
+    throughput = best["nginx"][0] / best["bridge"][0]
+    cpu_ratio = best["bridge"][1] / max(best["nginx"][1], 1e-9)
+    gib = mib / 1024
+    return {
+        "bench": f"{mib} MiB {verb.upper()} against nginx with dav",
+        "bridge_mib_s": round(mib / best["bridge"][0]),
+        "nginx_mib_s": round(mib / best["nginx"][0]),
+        "throughput_ratio": round(throughput, 2),
+        "bridge_cpu_s_per_gib": round(best["bridge"][1] / gib, 2),
+        "nginx_cpu_s_per_gib": round(best["nginx"][1] / gib, 2),
+        "cpu_ratio": round(cpu_ratio, 2),
+        "goal": f"throughput >= {THROUGHPUT_GOAL}, cpu <= {CPU_GOAL}",
+        "holds": throughput >= THROUGHPUT_GOAL and cpu_ratio <= CPU_GOAL,
+    }
+
+
+@contextlib.contextmanager
+def _nginx(root: Path, source: Path) -> Iterator[Server]:
+    (root / "data").mkdir(parents=True)
+    shutil.copyfile(source, root / "data" / "big.bin")
+    port = _free_port()
+    (root / "nginx.conf").write_text(_NGINX_CONF.format(root=root, port=port))
+    program = shutil.which("nginx") or "/usr/sbin/nginx"
+    process = subprocess.Popen([program, "-p", str(root), "-c", "nginx.conf"], stderr=subprocess.DEVNULL)
+    try:
+        _wait_port(port)
+        yield Server(
+            "nginx",
+            port,
+            process.pid,
+            lambda: _drain(port, "/big.bin", {}),
+            lambda: _plain_put(port, "/up.bin", source),
+        )
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+@contextlib.contextmanager
+def _bridge(root: Path, source: Path) -> Iterator[Server]:
+    (root / "payload").mkdir(parents=True)
+    shutil.copyfile(source, root / "payload" / "big.bin")
+    with BridgeProcess(root) as bridge:
+        path = f"{names.SERVE_PREFIX}payload/payload/big.bin"
+
+        def get() -> int:
+            headers = signing.sign_request(bridge.key, bridge.key_id, "GET", path, "", {})
+            return _drain(bridge.port, path, headers)
+
+        get()  # the bridge hashes a payload file once and then remembers
+        number = iter(range(1000))
+        yield Server("bridge", bridge.port, bridge.pid, get, lambda: _parts_put(bridge, source, next(number)))
+
+
+def _drain(port: int, path: str, headers: dict[str, str]) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("GET", path, headers=headers)
+    response = connection.getresponse()
+    if response.status != 200:
+        raise RuntimeError(f"GET {path}: {response.status}")
+    buffer, total = bytearray(_CHUNK_BYTES), 0
+    while count := response.readinto(buffer):
+        total += count
+    connection.close()
+    return total
+
+
+def _plain_put(port: int, path: str, source: Path) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.blocksize = _CHUNK_BYTES
+    with source.open("rb") as handle:
+        connection.request("PUT", path, body=handle, headers={"Content-Length": str(source.stat().st_size)})
+        if connection.getresponse().status not in (201, 204):
+            raise RuntimeError("PUT failed")
+    connection.close()
+
+
+def _parts_put(bridge: BridgeProcess, source: Path, number: int) -> None:
+    """As the VM's own uploader does it: open, then parts, each signed with its digest."""
+    path, query = f"{names.IN_PREFIX}{bridge.run_id}/{names.ARTIFACTS}/up{number}.bin", f"vm={VM_ID}&attempt=1"
+    size = source.stat().st_size
+    connection = http.client.HTTPConnection("127.0.0.1", bridge.port, timeout=60)
+    common = {names.HEADER_GENERATION: f"bench-{number}"}
+    _signed(
+        connection, bridge, "POST", path, query, {**common, names.HEADER_LENGTH: str(size), names.HEADER_COMPLETE: "?0"}
+    )
+    offset = 0
+    with source.open("rb") as handle:
+        while part := handle.read(names.PART_MAX_BYTES):
+            last = offset + len(part) == size
+            headers = {
+                **common,
+                names.HEADER_OFFSET: str(offset),
+                names.HEADER_COMPLETE: "?1" if last else "?0",
+                "Content-Type": "application/partial-upload",
+            }
+            _signed(connection, bridge, "PATCH", path, query, headers, part)
+            offset += len(part)
+    connection.close()
+
+
+def _signed(
+    connection: http.client.HTTPConnection,
+    bridge: BridgeProcess,
+    method: str,
+    path: str,
+    query: str,
+    headers: dict[str, str],
+    body: bytes = b"",
+) -> None:
+    digest = hashlib.sha256(body).digest()
+    signature = signing.sign_request(bridge.key, bridge.key_id, method, path, query, headers, body_sha256=digest)
+    connection.request(method, f"{path}?{query}", body=body, headers={**headers, **signature})
+    response = connection.getresponse()
+    text = response.read()
+    if response.status >= 300:
+        raise RuntimeError(f"{method} {path}: {response.status} {text[:200]!r}")
+
+
+def _make_file(path: Path, mib: int) -> None:
+    block = os.urandom(_CHUNK_BYTES)
+    with path.open("wb") as handle:
+        for number in range(mib):
+            handle.write(number.to_bytes(8, "big") + block[8:])
+        handle.flush()
+        os.fsync(handle.fileno())
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_port(port: int) -> None:
+    deadline = time.monotonic() + 10
+    pause = threading.Event()
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        pause.wait(0.05)
+    raise RuntimeError(f"nothing listens on {port}")
