@@ -40,9 +40,7 @@ def authenticate(request: web.BaseRequest, keys: Keys, nonces: NonceStore) -> Ca
         headers = _single_headers(request)
         signed = signing.parse_signature(headers)
         key = keys.key(signed.key_id)
-        signing.verify_request(
-            signed, key or _DUMMY_KEY, request.method, path, query, headers, now_s=time.time()
-        )
+        signing.verify_request(signed, key or _DUMMY_KEY, request.method, path, query, headers, now_s=time.time())
         digest = signing.parse_digest(headers["content-digest"])
     except (PairingError, ValueError):
         raise answers.stranger() from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import graphlib
+import json
 import re
 import shlex
 import tomllib
@@ -82,8 +84,16 @@ def _requirement(value: str) -> str:
     return value
 
 
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        raise ValueError("text, finite numbers, true/false, lists and tables; write a date as text") from None
+    return value
+
+
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class _Project(_Table):
@@ -110,7 +120,7 @@ class _Stage(_Table):
     checkpoint_every_s: Annotated[float, Field(gt=0)] | None = None
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 3
     stop_grace_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
 
     def spec(self, name: str) -> StageSpec:
         return StageSpec(
@@ -152,7 +162,8 @@ def _mistake(file_name: str, text: str, error: ValidationError) -> ProjectError:
     for item in error.errors(include_url=False, include_context=True, include_input=False):
         keys = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
         found.append((toml_lines.line_of(text, keys), keys, item))
-    line, keys, item = min(found, key=lambda entry: entry[0])
+    # A misspelt key comes before the missing one that it was meant to be.
+    line, keys, item = min(found, key=lambda entry: (entry[2]["type"] == "missing", entry[0]))
     key = ".".join(keys)
     more = f" ({len(found) - 1} more after this one)" if len(found) > 1 else ""
     message, hint = _words(keys, dict(item))
@@ -169,7 +180,7 @@ def _words(keys: list[str], item: dict[str, Any]) -> tuple[str, str]:
     if kind == "missing":
         return "missing", _EXAMPLES.get(keys[-1], f"add {keys[-1]}")
     text = str(item["msg"]).removeprefix("Value error, ")
-    return text[:1].lower() + text[1:], ""
+    return text.replace("Input should be", "should be"), ""
 
 
 _EXAMPLES = {
@@ -200,18 +211,12 @@ def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:
                 raise ProjectError(
                     f"{file_name}:{line}: stages.{name}.after: {why}", hint=nearest(other, set(stages) - {name})
                 )
-    for name in stages:
-        circle = _circle(name, stages, [])
-        if circle:
-            line = toml_lines.line_of(text, ["stages", circle[0], "after"])
-            raise ProjectError(f"{file_name}:{line}: stages.{circle[0]}.after: a circle: {' → '.join(circle)}")
-
-
-def _circle(name: str, stages: dict[str, _Stage], path: list[str]) -> list[str]:
-    if name in path:
-        return [*path[path.index(name) :], name]
-    for other in stages[name].after:
-        found = _circle(other, stages, [*path, name])
-        if found:
-            return found
-    return []
+    try:
+        graphlib.TopologicalSorter({name: stage.after for name, stage in stages.items()}).prepare()
+    except graphlib.CycleError as error:
+        circle = list(reversed(error.args[1]))  # each comes after the next one
+        line = toml_lines.line_of(text, ["stages", circle[0], "after"])
+        raise ProjectError(
+            f"{file_name}:{line}: stages.{circle[0]}.after: a circle: {' after '.join(circle)}",
+            hint="take one of them out of an `after`",
+        ) from None

@@ -1,0 +1,230 @@
+"""Every request of docs/wire.md, from the raw bytes of its address to an answer. One door: `Api.handle`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from bridge import bodies, uploads
+from bridge.addresses import Address, count, read_address, vm_id
+from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of
+from bridge.auth import Caller, authenticate
+from bridge.boot_archive import BootArchive
+from bridge.keys import KeyStore
+from bridge.ledger import Ledger
+from bridge.nonces import NonceStore
+from bridge.payload import Payload
+from bridge.serving import content_of_bytes, content_of_fd, serve
+from bridge.uploads import Uploads
+from bridgehead import names, paths, signing
+from bridgehead.errors import BridgeheadError, NotFoundError, SupersededError, UsageError
+from bridgehead.records import AckRecord, Heartbeat
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+HEARTBEAT_S = 5
+_ACK_PATH = re.compile(re.escape(names.QUEUE_PATH) + r"/([0-9a-f]{32})/ack\Z")
+_BEAT_PATH = re.compile(re.escape(names.VMS_PREFIX) + r"([^/]+)/heartbeat\Z")
+_PAYLOAD_PREFIX = f"{names.SERVE_PREFIX}{names.VM_PAYLOAD}/"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the requests work on."""
+
+    queue: Path
+    ledger: Ledger
+    keys: KeyStore
+    nonces: NonceStore
+    payload: Payload
+    boot: BootArchive
+    uploads: Uploads
+    long_poll_max_s: float
+
+
+class Api:
+    """Lives on one event loop; whatever may touch a disk runs on a thread."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._ledger_lock = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._closing = False
+        loop = asyncio.get_running_loop()
+        parts.ledger.on_change(lambda: _call_on(loop, self._wake_polls))
+
+    def close(self) -> None:
+        """Answer the waiting polls now."""
+        self._closing = True
+        self._wake_polls()
+
+    async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        """The edge: every error becomes an answer, and none of them tells a stranger anything."""
+        try:
+            return await self._route(request)
+        except Refused as refused:
+            return answer_refusal(refused)
+        except BridgeheadError as error:
+            return answer_refusal(refusal_of(error))
+        except ConnectionError:
+            raise  # the client went away; the server closes the connection
+        except OSError as error:
+            return answer_refusal(_refusal_of_os_error(error))
+        except Exception:  # a bug: it must not take the bridge down, and its traceback belongs into the log alone
+            log.exception("%s failed", request.method)
+            return answer_refusal(refusal_of(BridgeheadError("the bridge made a mistake", hint="see its log")))
+
+    async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.method in ("GET", "HEAD") and request.raw_path == names.HEALTH_PATH:
+            return web.Response(text="ok", headers=ALWAYS)
+        caller = authenticate(request, self._parts.keys, self._parts.nonces)
+        address = read_address(request.raw_path)
+        if address.path.startswith(names.IN_PREFIX):
+            return await self._in(request, caller, address)
+        if request.method in ("GET", "HEAD"):
+            await bodies.read_small(request, caller.body_sha256, 0)
+            return await self._get(request, caller, address)
+        if request.method == "POST":
+            return await self._post(request, caller, address)
+        raise _no_such(address)
+
+    # --- /in/ ----------------------------------------------------------------------------------
+
+    async def _in(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.StreamResponse:
+        if request.method not in uploads.METHODS:
+            raise Refused(405, UsageError("not a method of an upload"), headers={"Allow": ", ".join(uploads.METHODS)})
+        path = paths.check_relative(address.path.removeprefix(names.IN_PREFIX))
+        run_id, slash, _ = path.partition("/")
+        if not slash or not paths.is_run_id(run_id):
+            raise UsageError("an upload goes to a file below a run's folder")
+        vm, attempt = vm_id(address.query.get("vm")), count("attempt", address.query.get("attempt"))
+        if not await self._with_ledger(self._parts.ledger.owns, run_id, vm, attempt):
+            await self._with_ledger(self._parts.ledger.find_run, run_id)  # NotFoundError: there is no such run
+            raise SupersededError(f"{run_id} has been given to another VM or attempt")
+        return await self._parts.uploads.handle(request, caller.body_sha256, path)
+
+    # --- GET and HEAD ----------------------------------------------------------------------------
+
+    async def _get(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.StreamResponse:
+        path = address.path
+        if path.startswith(_PAYLOAD_PREFIX):
+            relative = paths.check_relative(path.removeprefix(_PAYLOAD_PREFIX))
+            return await serve(request, content_of_fd(*await asyncio.to_thread(self._parts.payload.open, relative)))
+        if path == names.SERVE_PREFIX + names.BOOT_ARCHIVE:
+            return await serve(request, content_of_bytes(self._parts.boot.data, self._parts.boot.sha256))
+        if path == names.SERVE_PREFIX + names.PAYLOAD_MANIFEST:
+            return await self._manifest(caller)
+        if path == names.QUEUE_TEXT_PATH:
+            return await self._queue_text()
+        if path == names.QUEUE_PATH and request.method == "GET":
+            return await self._poll(request, caller, address)
+        raise _no_such(address)
+
+    async def _manifest(self, caller: Caller) -> web.Response:
+        body = {
+            "v": names.PROTOCOL,
+            "reply_to": caller.nonce,
+            "ship_sha256": self._parts.boot.sha256,
+            **await asyncio.to_thread(self._parts.payload.manifest),
+        }
+        return answer_json(signing.sign_document(caller.key, "manifest", body))
+
+    async def _queue_text(self) -> web.Response:
+        try:
+            data = await asyncio.to_thread(self._parts.queue.read_bytes)
+        except FileNotFoundError:
+            data = b""
+        return web.Response(body=data, content_type="text/plain", charset="utf-8", headers=ALWAYS)
+
+    async def _poll(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.Response:
+        vm, after = vm_id(address.query.get("vm")), count("after", address.query.get("after", "0"))
+        wait_s = min(float(count("wait", address.query.get("wait", "0"))), self._parts.long_poll_max_s)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_s
+        while True:
+            changed = self._changed  # before asking, so that no change falls between the answer and the wait
+            commands = await self._with_ledger(self._parts.ledger.deliver, vm, after)
+            if commands or self._closing or loop.time() >= deadline:
+                break
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                break
+            if request.transport is None:  # a VM that has hung up must not be given anything
+                raise ConnectionResetError("the client went away")
+        documents = [signing.sign_document(caller.key, "command", command.to_json()) for command in commands]
+        return answer_json({"commands": documents})
+
+    # --- POST ----------------------------------------------------------------------------------------
+
+    async def _post(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.Response:
+        handlers: tuple[tuple[re.Pattern[str], Callable[[str, Caller, Any], Awaitable[web.Response]]], ...] = (
+            (_ACK_PATH, self._ack),
+            (_BEAT_PATH, self._heartbeat),
+        )
+        for pattern, handler in handlers:
+            if match := pattern.match(address.path):
+                body = await bodies.read_small(request, caller.body_sha256)
+                try:
+                    document = json.loads(body)
+                except (ValueError, RecursionError):
+                    raise UsageError("the body is not JSON") from None
+                return await handler(match[1], caller, document)
+        raise _no_such(address)
+
+    async def _ack(self, command_id: str, caller: Caller, document: Any) -> web.Response:
+        await self._with_ledger(self._parts.ledger.ack, command_id, AckRecord.from_json(document))
+        return answer_empty()
+
+    async def _heartbeat(self, vm: str, caller: Caller, document: Any) -> web.Response:
+        beat = Heartbeat.from_json(document)
+        if vm_id(beat.vm_id) != vm:
+            raise UsageError("the heartbeat is of another VM than its path")
+        revoked = await self._with_ledger(self._parts.ledger.heartbeat, beat)
+        body = {
+            "v": names.PROTOCOL,
+            "reply_to": caller.nonce,
+            "revoked": [{"run_id": run_id, "attempt": attempt} for run_id, attempt in revoked],
+            "heartbeat_s": HEARTBEAT_S,
+        }
+        return answer_json(signing.sign_document(caller.key, "hints", body))
+
+    # --- the ledger ------------------------------------------------------------------------------------
+
+    async def _with_ledger(self, function: Callable[..., T], *arguments: Any) -> T:
+        """On a thread, since it may fsync, and one at a time, since SQLite has one writer."""
+        async with self._ledger_lock:
+            return await asyncio.to_thread(function, *arguments)
+
+    def _wake_polls(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        log.debug("the ledger changed after the bridge had stopped")
+
+
+def _no_such(address: Address) -> NotFoundError:
+    return NotFoundError(f"the bridge has no {address.path[:80]!r} for this method")
+
+
+def _refusal_of_os_error(error: OSError) -> Refused:
+    if uploads.is_disk_full(error):
+        return uploads.no_room()
+    if isinstance(error, FileNotFoundError):
+        return refusal_of(NotFoundError("no such file"))
+    log.error("a file operation failed: %s", error.strerror or type(error).__name__)
+    return refusal_of(BridgeheadError("a file of the laptop can't be used", hint="see the bridge's log"))

@@ -1,0 +1,122 @@
+"""Request bodies: limits before the first byte is read, a time-out for a sender that stalls, and the signed digest.
+
+A body is read on the event loop and hashed (and written) on a thread in batches of a few MiB, one batch ahead of the
+other, so that neither a slow disk nor a big hash ever holds up a long poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from aiohttp import web
+
+from bridge.answers import Refused
+from bridgehead.errors import TransferError, UsageError, VerificationError
+
+STALL_S: Final = 30.0
+SMALL_MAX_BYTES: Final = 2**20
+_BATCH_BYTES: Final = 1 * 2**20
+
+
+def check_head(request: web.BaseRequest, limit_bytes: int) -> int | None:
+    """What the headers alone tell: 413, 415 and 417 are answered before any of the body is read.
+
+    Returns the announced length, None for a chunked body.
+    """
+    if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise Refused(415, UsageError("a body must come without Content-Encoding"), close=True)
+    expect = request.headers.get("Expect")
+    if expect is not None and expect.lower() != "100-continue":
+        raise Refused(417, UsageError("Expect: only 100-continue is understood"), close=True)
+    if request.content_length is not None and request.content_length > limit_bytes:
+        raise _too_big(limit_bytes)
+    return request.content_length
+
+
+async def read_small(request: web.BaseRequest, body_sha256: bytes, limit_bytes: int = SMALL_MAX_BYTES) -> bytes:
+    """A whole small body, checked against its signed digest."""
+    check_head(request, limit_bytes)
+    body = b"".join([piece async for piece in _pieces(request, limit_bytes)])
+    if hashlib.sha256(body).digest() != body_sha256:
+        raise _wrong_digest()
+    return body
+
+
+async def receive(
+    request: web.BaseRequest, body_sha256: bytes, limit_bytes: int, take: Callable[[memoryview], object]
+) -> None:
+    """Hand a body to `take`, batch by batch on a thread; the memory of a batch is used again after that.
+
+    The digest is known at the end only: `take` must not make anything visible before this returns. No call of
+    `take` is under way any more once this has returned or raised.
+    """
+    announced_bytes = check_head(request, limit_bytes)
+    digest = hashlib.sha256()
+
+    def work(batch: memoryview) -> None:
+        digest.update(batch)
+        take(batch)
+
+    batch_bytes = min(_BATCH_BYTES, limit_bytes if announced_bytes is None else announced_bytes)
+    filling, spare = bytearray(batch_bytes), bytearray(batch_bytes)
+    filled = 0
+    working: asyncio.Future[None] | None = None
+    try:
+        async for piece in _pieces(request, limit_bytes):
+            rest = memoryview(piece)
+            while rest:
+                room = min(len(rest), batch_bytes - filled)
+                filling[filled : filled + room] = rest[:room]
+                filled, rest = filled + room, rest[room:]
+                if filled == batch_bytes:
+                    if working is not None:
+                        await working
+                    working = asyncio.get_running_loop().run_in_executor(None, work, memoryview(filling))
+                    filling, spare, filled = spare, filling, 0
+    finally:
+        if working is not None:
+            await asyncio.wait([working])
+    if working is not None:
+        working.result()
+    if filled:
+        await asyncio.to_thread(work, memoryview(filling)[:filled])
+    if digest.digest() != body_sha256:
+        raise _wrong_digest()
+
+
+async def _pieces(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[bytes]:
+    """A body as it arrives. One that is cut raises ConnectionError and never ends early."""
+    if "Expect" in request.headers and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    total_bytes = 0
+    while piece := await _piece(request):
+        total_bytes += len(piece)
+        if total_bytes > limit_bytes:
+            raise _too_big(limit_bytes)
+        yield piece
+
+
+async def _piece(request: web.BaseRequest) -> bytes:
+    """The next bytes of the body, empty at its end."""
+    try:
+        async with asyncio.timeout(STALL_S):
+            while not request.content.at_eof():
+                piece, _ = await request.content.readchunk()
+                if piece:
+                    return piece
+    except TimeoutError:
+        raise Refused(408, TransferError(f"the body stalled for {STALL_S:.0f} s"), close=True) from None
+    except web.RequestPayloadError:
+        raise Refused(400, UsageError("the body is not valid HTTP"), close=True) from None
+    return b""
+
+
+def _too_big(limit_bytes: int) -> Refused:
+    return Refused(413, UsageError(f"a body of at most {limit_bytes} bytes is taken here"), close=True)
+
+
+def _wrong_digest() -> Refused:
+    return Refused(400, VerificationError("the body does not match its Content-Digest", hint="send it again"))

@@ -1,0 +1,302 @@
+"""The ledger: every line ever taken from queue.txt, which VM has it, and how it ended. One SQLite file per project.
+
+A line becomes a command once and for all. Delivery is at least once (a VM may ask again after the same number),
+execution at most once (the VM journals an id before it acts). The bridge writes; the CLI reads the same file and may
+write too: every change is one transaction, flushed to the disk before anybody hears of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from bridge import ledger_lines, ledger_vms
+from bridge.ledger_rows import (
+    ENDED,
+    REJECTED,
+    SCHEMA,
+    SCHEMA_VERSION,
+    CommandRow,
+    Note,
+    TakenLine,
+    VmRow,
+    VmState,
+    command_row,
+    fail_orphans,
+    vm_row,
+)
+from bridge.project import ProjectView
+from bridgehead import names
+from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
+from bridgehead.names import Ack, FailureClass, RunState
+from bridgehead.records import AckRecord, Command, Heartbeat
+
+_BUSY_TIMEOUT_S = 15.0
+_ASLEEP_S = 10.0  # a longer pause between two sweeps: it was this machine that slept, not the VMs that were silent
+
+
+class Ledger:
+    """Safe from several threads and several processes. Times are seconds since 1970."""
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """Open or create it. Raises VerificationError when the file is damaged or of another version."""
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._last_sweep = self._listening_since = float("-inf")
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # it holds shell commands
+        try:
+            self._db = _open(path)
+        except sqlite3.DatabaseError as error:
+            raise VerificationError(
+                f"the ledger {path.name} can't be read: {error}",
+                hint=f"move {path.name} away and empty {names.QUEUE_FILE}; what is in {names.IN_FOLDER}/ stays",
+            ) from None
+        self._data_version = self._version()
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` (from any thread, after the commit) when there may be something to deliver."""
+        self._callbacks.append(callback)
+
+    # --- queue.txt → commands -------------------------------------------------------------------
+
+    def take(
+        self,
+        lines: Sequence[tuple[int, str]],
+        project: ProjectView,
+        *,
+        seen: tuple[int, Sequence[TakenLine]] | None = None,
+    ) -> list[CommandRow]:
+        """Make each (line number, text) a command or a rejected line, in order and in one transaction.
+
+        `seen` = (place, lines): what queue.txt holds from that place on; a seq of 0 stands for the next of `lines`.
+        It is remembered in the same transaction, so that no line of the file is ever taken twice.
+        """
+        now = self._clock()
+        with self._write() as db:
+            taken = [ledger_lines.take_line(db, text, project, now) for _, text in lines]
+            if seen is not None:
+                fresh = iter(taken)
+                db.execute("DELETE FROM lines WHERE place >= ?", (seen[0],))
+                db.executemany(
+                    "INSERT INTO lines VALUES (?, ?, ?)",
+                    ((place, line.seq or next(fresh), line.text) for place, line in enumerate(seen[1], seen[0])),
+                )
+            rows = db.execute("SELECT * FROM commands WHERE seq >= ? ORDER BY seq", (min(taken, default=0),))
+            commands = [command_row(row) for row in rows] if taken else []
+        if commands:
+            self._changed()
+        return commands
+
+    def taken_lines(self) -> list[TakenLine]:
+        """queue.txt as it was last seen; survives restarts of the bridge."""
+        with self._read() as db:
+            return [TakenLine(row["seq"], row["text"]) for row in db.execute("SELECT * FROM lines ORDER BY place")]
+
+    def add_note(self, line_number: int, text: str) -> None:
+        with self._write() as db:
+            db.execute("INSERT INTO notes (at, line_number, text) VALUES (?, ?, ?)", (self._clock(), line_number, text))
+
+    def notes(self, limit: int = 50) -> list[Note]:
+        """The newest notes, oldest of them first."""
+        with self._read() as db:
+            rows = db.execute("SELECT * FROM notes ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
+        return [Note(row["at"], row["line_number"], row["text"]) for row in reversed(rows)]
+
+    # --- what a VM says and hears -----------------------------------------------------------------
+
+    def deliver(self, vm_id: str, after: int) -> list[Command]:
+        """Give the VM what is queued and may go there; return its commands newer than delivery `after`.
+
+        At most ledger_vms.BATCH_MAX of them. Counts as a sign of life, except from a VM that is known to be gone.
+        """
+        now = self._clock()
+        with self._write() as db:
+            returned = ledger_vms.see(db, vm_id, now)
+            if self._vm_state(db, vm_id) != VmState.LIVE:
+                return []
+            ledger_vms.assign(db, vm_id, now)
+            commands = ledger_vms.commands_of(db, vm_id, after)
+        if returned:
+            self._changed()
+        return commands
+
+    def ack(self, command_id: str, record: AckRecord) -> None:
+        """Note what a VM says of a command; repeating it, or saying it late, changes nothing.
+
+        Raises NotFoundError, SupersededError (another VM or attempt has it now) and UsageError (no such state).
+        """
+        now = self._clock()
+        with self._write() as db:
+            ledger_vms.see(db, record.vm_id, now)
+            row = db.execute("SELECT * FROM commands WHERE id = ?", (command_id,)).fetchone()
+            if row is None:
+                raise NotFoundError(f"no command {command_id[:40]!r}")
+            if (row["vm_id"], row["attempt"]) != (record.vm_id, record.attempt):
+                raise SupersededError(f"command #{row['seq']} no longer belongs to {record.vm_id}")
+            changed = _apply_ack(db, row, record, now)
+        if changed:
+            self._changed()
+
+    def heartbeat(self, beat: Heartbeat) -> list[tuple[str, int]]:
+        """Note a VM's state; return the (run id, attempt) that it reports and that are no longer its own."""
+        with self._write() as db:
+            returned = ledger_vms.see(db, beat.vm_id, self._clock(), beat=beat)
+            revoked = ledger_vms.revoked(db, beat)
+        if returned:
+            self._changed()
+        return revoked
+
+    def owns(self, run_id: str, vm_id: str, attempt: int) -> bool:
+        """Whether this VM, in this attempt, is the one that the run was given to last."""
+        with self._read() as db:
+            return ledger_vms.owns(db, run_id, vm_id, attempt)
+
+    # --- VMs that fall silent ----------------------------------------------------------------------
+
+    def sweep_lost(self, lost_after_s: float) -> list[str]:
+        """Find VMs that have been silent for longer; offer their runs again. To be called about once a second.
+
+        Silence counts from when this bridge began to listen: after a restart or a night's sleep every VM gets
+        `lost_after_s` to report again.
+        """
+        now = self._clock()
+        if now - self._last_sweep > _ASLEEP_S:
+            self._listening_since = now
+        self._last_sweep = now
+        version = self._version()
+        if version != self._data_version:  # another process wrote
+            self._data_version = version
+            self._changed()
+        if now - self._listening_since <= lost_after_s:
+            return []
+        silent = "SELECT vm_id, last_seen FROM vms WHERE state = ? AND last_seen < ?"
+        with self._read() as db:
+            if not db.execute(silent, (VmState.LIVE, now - lost_after_s)).fetchall():
+                return []
+        with self._write() as db:
+            rows = db.execute(silent, (VmState.LIVE, now - lost_after_s)).fetchall()
+            for row in rows:
+                why = f"silent for {now - row['last_seen']:.0f} s"
+                ledger_vms.lose(db, row["vm_id"], VmState.LOST, why, now)
+        self._changed()
+        return [row["vm_id"] for row in rows]
+
+    def mark_vm_gone(self, vm_id: str, reason: str) -> None:
+        """It is known that the VM has ended: offer its runs again at once."""
+        with self._write() as db:
+            ledger_vms.lose(db, vm_id, VmState.GONE, reason, self._clock())
+        self._changed()
+
+    # --- for people ------------------------------------------------------------------------------------
+
+    def commands(self, *, limit: int | None = None) -> list[CommandRow]:
+        """All commands in the queue's order, or the newest `limit` of them."""
+        with self._read() as db:
+            rows = db.execute("SELECT * FROM commands ORDER BY seq DESC LIMIT ?", (-1 if limit is None else limit,))
+            return [command_row(row) for row in rows.fetchall()[::-1]]
+
+    def find_run(self, text: str) -> CommandRow:
+        """A run id, a stage (its newest run) or the beginning of one run id alone.
+
+        Raises NotFoundError with the nearest names, UsageError when several begin so.
+        """
+        with self._read() as db:
+            return command_row(ledger_lines.find_run(db, text))
+
+    def vms(self) -> list[VmRow]:
+        """All VMs ever seen, in the order of their first sign of life."""
+        with self._read() as db:
+            return [vm_row(row) for row in db.execute("SELECT * FROM vms ORDER BY first_seen, vm_id")]
+
+    # --- inside ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _read(self) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            yield self._db
+
+    @contextlib.contextmanager
+    def _write(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, undone as a whole when the block raises."""
+        with self._lock:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+
+    def _vm_state(self, db: sqlite3.Connection, vm_id: str) -> str:
+        return str(db.execute("SELECT state FROM vms WHERE vm_id = ?", (vm_id,)).fetchone()["state"])
+
+    def _version(self) -> int:
+        """Changes when another connection has written to the file."""
+        with self._lock:
+            return int(self._db.execute("PRAGMA data_version").fetchone()[0])
+
+    def _changed(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=_BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    try:
+        db.row_factory = sqlite3.Row
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")  # two processes may create it at once
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            for statement in SCHEMA.split(";"):
+                db.execute(statement)
+            db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+        elif version != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(f"it is of version {version}, this is {SCHEMA_VERSION}")
+        db.execute("COMMIT")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _apply_ack(db: sqlite3.Connection, row: sqlite3.Row, record: AckRecord, now: float) -> bool:
+    """Move the command on; False when that changes nothing. An outcome replaces "unknown", and nothing else does."""
+    known = row["failure_class"] != FailureClass.UNKNOWN_OUTCOME
+    if row["state"] in ENDED and (known or record.ack is not Ack.FINISHED):
+        return False
+    state, failure_class = _outcome(row, record)
+    db.execute(
+        "UPDATE commands SET state = ?, exit_code = ?, failure_class = ?, reason = ?, updated = ? WHERE seq = ?",
+        (state, record.exit_code, failure_class, record.reason, now, row["seq"]),
+    )
+    fail_orphans(db, now)
+    return True
+
+
+def _outcome(row: sqlite3.Row, record: AckRecord) -> tuple[str, str]:
+    """(state, failure class) after this ack."""
+    if record.ack is Ack.ACCEPTED:
+        return row["state"], ""
+    if record.ack is Ack.STARTED:
+        return RunState.RUNNING, ""
+    if record.ack is Ack.REJECTED:
+        return REJECTED, record.failure_class
+    if record.ack is Ack.UNKNOWN:
+        return RunState.FAILED, FailureClass.UNKNOWN_OUTCOME
+    state = record.state or (RunState.FAILED if record.exit_code else RunState.DONE)
+    if state not in ENDED:
+        raise UsageError(f"finished, with the state {record.state[:40]!r}", hint="one of: " + ", ".join(sorted(ENDED)))
+    return state, record.failure_class

@@ -1,0 +1,161 @@
+"""From a line of queue.txt to a command in the ledger, or to a rejected line with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import sqlite3
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from bridge.ledger_rows import ENDED, REJECTED, VmState, fail_orphans, next_delivery
+from bridge.project import ProjectView
+from bridgehead.errors import NotFoundError, UsageError
+from bridgehead.names import FailureClass, RunState
+from bridgehead.queue_lines import QueueLine, Verb, nearest, parse_line
+from bridgehead.records import StageSpec
+
+_NOT_ENDED = f"state NOT IN ({', '.join(repr(state) for state in sorted(ENDED))})"
+
+
+@dataclass
+class _Draft:
+    """The columns of a command that depend on its verb."""
+
+    verb: str = ""
+    argument: str = ""
+    target_vm: str = ""
+    state: str = RunState.QUEUED
+    stage: str = ""
+    spec: StageSpec | None = None
+    inputs: dict[str, str] = field(default_factory=dict)
+    vm_id: str = ""
+    reason: str = ""
+
+
+def take_line(db: sqlite3.Connection, text: str, project: ProjectView, now: float) -> int:
+    """Insert one line inside the caller's transaction and return its seq. Never raises for what a line holds."""
+    seq = int(db.execute("SELECT COALESCE(MAX(seq), 0) + 1 AS seq FROM commands").fetchone()["seq"])
+    command_id = uuid.uuid4().hex
+    try:
+        draft = _resolve(db, _read(text), project, seq, now)
+    except UsageError as error:
+        draft = _Draft(state=REJECTED, reason=": ".join(filter(None, (error.message, error.hint))))
+    run_id = f"{draft.stage}-{seq:04d}-{command_id[:6]}" if draft.stage else ""
+    delivery = next_delivery(db) if draft.vm_id else 0
+    db.execute(
+        "INSERT INTO commands (seq, id, digest, text, verb, argument, target_vm, state, run_id, stage, spec, inputs,"
+        " vm_id, delivery, reason, created, updated) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            seq,
+            command_id,
+            hashlib.sha256(text.encode()).hexdigest(),
+            text,
+            draft.verb,
+            draft.argument,
+            draft.target_vm,
+            draft.state,
+            run_id,
+            draft.stage,
+            json.dumps(draft.spec.to_json()) if draft.spec else "",
+            json.dumps(draft.inputs),
+            draft.vm_id,
+            delivery,
+            draft.reason,
+            now,
+            now,
+        ),
+    )
+    return seq
+
+
+def find_run(db: sqlite3.Connection, text: str, *, not_ended: bool = False, vm_id: str = "") -> sqlite3.Row:
+    """The run called `text`: a run id, a stage (its newest run) or the beginning of one run id alone.
+
+    It can be looked for among the runs that have not ended, or on one VM. Raises NotFoundError with the nearest
+    names, and UsageError when several run ids begin so.
+    """
+    among = _NOT_ENDED if not_ended else "1"
+    query = f"SELECT * FROM commands WHERE run_id != '' AND {among} AND :vm_id IN ('', vm_id) AND "
+    rows: list[sqlite3.Row] = []
+    for clause in ("run_id = :text", "stage = :text ORDER BY seq DESC LIMIT 1", "instr(run_id, :text) = 1"):
+        rows = db.execute(query + clause, {"vm_id": vm_id, "text": text}).fetchall() if text else []
+        if len(rows) == 1:
+            return rows[0]
+    if rows:
+        some = ", ".join(row["run_id"] for row in rows[-5:])
+        raise UsageError(f"{len(rows)} runs begin with {text!r}", hint=f"say which: {some}")
+    raise NotFoundError(f"no run {text!r}", hint=nearest(text, _known(db)))
+
+
+def _read(text: str) -> QueueLine:
+    if "\0" in text or "\ufffd" in text:
+        raise UsageError("the line is not UTF-8 text", hint="save the file as UTF-8")
+    line = parse_line(text)
+    if line is None:
+        raise UsageError("an empty line")
+    return line
+
+
+def _resolve(db: sqlite3.Connection, line: QueueLine, project: ProjectView, seq: int, now: float) -> _Draft:
+    if line.verb is Verb.RUN:
+        draft = _run(db, line, project)
+    elif line.verb is Verb.SH:
+        draft = _Draft(stage=Verb.SH, argument=line.argument, spec=StageSpec(name=Verb.SH, command=line.argument))
+    elif line.verb is Verb.STOP:
+        draft = _stop(db, line, project, seq, now)
+    else:
+        draft = _Draft()
+    draft.verb = line.verb
+    if line.vm and line.verb is not Verb.STOP:
+        draft.target_vm = line.vm
+        vm = db.execute("SELECT state FROM vms WHERE vm_id = ?", (line.vm,)).fetchone()
+        if vm is None or vm["state"] != VmState.LIVE:
+            why = "has not been seen yet" if vm is None else f"is {vm['state']}"
+            draft.reason = f"waits for {line.vm}, which {why}"
+    return draft
+
+
+def _run(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draft:
+    stage = line.argument
+    if stage not in project.stages:
+        raise UsageError(f"unknown stage {stage!r}", hint=nearest(stage, project.stages))
+    spec = project.stages[stage]
+    spec = dataclasses.replace(spec, config={**spec.config, **line.overrides})
+    inputs = {}
+    for earlier in spec.after:
+        row = db.execute(
+            "SELECT run_id FROM commands WHERE stage = ? AND verb = ? AND state NOT IN (?, ?, ?)"
+            " ORDER BY seq DESC LIMIT 1",
+            (earlier, Verb.RUN, RunState.FAILED, RunState.STOPPED, REJECTED),
+        ).fetchone()
+        if row is None:
+            raise UsageError(f"{stage} comes after {earlier}, which is not queued", hint=f"add run:{earlier} first")
+        inputs[earlier] = row["run_id"]
+    return _Draft(argument=stage, stage=stage, spec=spec, inputs=inputs)
+
+
+def _stop(db: sqlite3.Connection, line: QueueLine, project: ProjectView, seq: int, now: float) -> _Draft:
+    """Stop the newest run of that name that has not ended: at once when no VM has it, else through its VM."""
+    try:
+        run = find_run(db, line.argument, not_ended=True, vm_id=line.vm)
+    except NotFoundError:
+        known = {*_known(db), *project.stages}
+        where = f" on {line.vm}" if line.vm else ""
+        hint = "" if line.argument in known else nearest(line.argument, known)
+        raise UsageError(f"nothing to stop: no {line.argument!r} is queued or running{where}", hint=hint) from None
+    if run["vm_id"]:
+        return _Draft(argument=run["run_id"], target_vm=run["vm_id"], vm_id=run["vm_id"])
+    db.execute(
+        "UPDATE commands SET state = ?, failure_class = ?, reason = ?, updated = ? WHERE seq = ?",
+        (RunState.STOPPED, FailureClass.STOPPED, f"stopped by line #{seq} while no VM had it", now, run["seq"]),
+    )
+    fail_orphans(db, now)
+    return _Draft(argument=run["run_id"], state=RunState.DONE, reason="no VM had it yet")
+
+
+def _known(db: sqlite3.Connection) -> Iterable[str]:
+    rows = db.execute("SELECT run_id, stage FROM commands WHERE run_id != '' ORDER BY seq DESC LIMIT 200")
+    return {name for row in rows for name in (row["run_id"], row["stage"])}

@@ -1,0 +1,174 @@
+"""The user's own files that go to the VM: what the globs of bridgehead.toml name, each with size and hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, TypedDict
+
+from bridge.project import LoadProject, ProjectView
+from bridgehead import files, names, paths
+from bridgehead.errors import NotFoundError, UsageError
+
+# Never sent, whatever the globs say: at the top of the project, and at any depth.
+_NEVER_AT_TOP = frozenset({names.PRIVATE_FOLDER, names.IN_FOLDER, names.QUEUE_FILE, names.PROJECT_FILE})
+_NEVER = frozenset({".git", ".venv", "__pycache__"})
+_SETTLED_S = 2.0  # a file changed so recently may change again without a change of its time stamp
+_CHUNK_BYTES = 1 << 20
+
+_Stamp = tuple[int, int, int]  # mtime_ns, size, inode
+
+
+class PayloadFile(TypedDict):
+    path: str
+    size: int
+    sha256: str
+    mode: int  # 0o644 or 0o755
+
+
+class Payload:
+    """Reads the project file and the disk anew for each manifest; hashes only what has changed."""
+
+    def __init__(self, root: Path, load_project: LoadProject) -> None:
+        self._root = root
+        self._load_project = load_project
+        self._hashes: dict[str, tuple[_Stamp, str]] = {}
+        self._listed: frozenset[str] | None = None
+
+    def manifest(self) -> dict[str, Any]:
+        """`{"project", "payload_sha256", "requirements", "files"}`, files sorted by path.
+
+        Raises ProjectError, and UsageError for a file whose name can't cross the wire or that can't be read.
+        """
+        view = self._load_project()
+        listed = [entry for path in sorted(_selected(self._root, view)) if (entry := self._entry(path)) is not None]
+        self._listed = frozenset(entry["path"] for entry in listed)
+        return {
+            "project": view.name,
+            "payload_sha256": hashlib.sha256(files.canonical_json(listed)).hexdigest(),
+            "requirements": list(view.requirements),
+            "files": listed,
+        }
+
+    def open(self, relative: str) -> tuple[int, int, str]:
+        """(descriptor, size, sha256) of a file of the manifest; the caller closes the descriptor.
+
+        Raises UsageError for an unsafe path and NotFoundError for what the last manifest does not list.
+        """
+        paths.check_relative(relative)
+        if self._listed is None:
+            self.manifest()
+        if relative not in (self._listed or ()):
+            raise NotFoundError(f"no payload file {relative!r}")
+        try:
+            fd = _open(self._root, relative)
+        except OSError:
+            raise NotFoundError(f"the payload file {relative!r} is gone") from None
+        try:
+            info = os.fstat(fd)
+            if not stat.S_ISREG(info.st_mode):
+                raise NotFoundError(f"the payload file {relative!r} is gone")
+            return fd, info.st_size, self._sha256(relative, fd, info)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def _entry(self, relative: str) -> PayloadFile | None:
+        """None for a file that went away while we looked."""
+        try:
+            paths.check_relative(relative)
+        except UsageError as error:
+            raise UsageError(
+                f"the payload file {relative!r}: {error.message}", hint="rename it, or exclude it from the payload"
+            ) from None
+        try:
+            fd = _open(self._root, relative)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise UsageError(f"the payload file {relative!r} can't be read: {error.strerror}") from None
+        try:
+            info = os.fstat(fd)
+            mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
+            return {"path": relative, "size": info.st_size, "sha256": self._sha256(relative, fd, info), "mode": mode}
+        finally:
+            os.close(fd)
+
+    def _sha256(self, relative: str, fd: int, info: os.stat_result) -> str:
+        stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+        known = self._hashes.get(relative)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        digest = hashlib.sha256()
+        os.lseek(fd, 0, os.SEEK_SET)
+        while piece := os.read(fd, _CHUNK_BYTES):
+            digest.update(piece)
+        os.lseek(fd, 0, os.SEEK_SET)
+        if time.time() - info.st_mtime > _SETTLED_S:
+            self._hashes[relative] = (stamp, digest.hexdigest())
+        return digest.hexdigest()
+
+
+def _open(root: Path, relative: str) -> int:
+    """Without following links, and without waiting for the other end of a named pipe."""
+    return paths.open_inside(root, relative, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+
+
+def _selected(root: Path, view: ProjectView) -> Iterator[str]:
+    """Relative paths of the regular files that the globs choose. Links are neither sent nor followed."""
+    include = [_compile(pattern) for pattern in view.payload_include]
+    exclude = [_compile(pattern) for pattern in view.payload_exclude]
+    for folder, folders, found in os.walk(root):
+        at_top = Path(folder) == root
+        skip = _NEVER | _NEVER_AT_TOP if at_top else _NEVER
+        folders[:] = [name for name in folders if name not in skip]
+        for name in found:
+            path = Path(folder) / name
+            relative = path.relative_to(root).as_posix()
+            if name in skip or not any(pattern.match(relative) for pattern in include):
+                continue
+            if not any(pattern.match(relative) for pattern in exclude) and _is_regular(path):
+                yield relative
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def _compile(pattern: str) -> re.Pattern[str]:
+    """A glob: `*` and `?` within one name, `**` over folders; a folder's name stands for all below it.
+
+    As in a shell, wildcards do not match a leading dot: hidden files go only when they are named.
+    """
+    parts = PurePosixPath(pattern.replace("\\", "/")).parts
+    regex = ""
+    for index, part in enumerate(parts):
+        last = index == len(parts) - 1
+        if part == "**":
+            regex += r"(?:(?!\.)[^/]+/)*" + (r"(?!\.)[^/]+" if last else "")
+        else:
+            regex += _compile_name(part) + ("" if last else "/")
+    return re.compile(regex + r"(?:/(?!\.)[^/]+)*\Z")
+
+
+def _compile_name(part: str) -> str:
+    tokens = re.split(r"(\*+|\?|\[[^\]]+\])", part)
+    regex = r"(?!\.)" if part[:1] in ("*", "?", "[") else ""
+    for token in tokens:
+        if token.startswith("*"):
+            regex += "[^/]*"
+        elif token == "?":
+            regex += "[^/]"
+        elif token.startswith("[") and token.endswith("]"):
+            regex += "[^" + token[2:] if token.startswith("[!") else token
+        else:
+            regex += re.escape(token)
+    return regex

@@ -1,0 +1,155 @@
+"""The bridge of one project: everything on the laptop that answers the VM, started and stopped as one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from aiohttp import web
+
+from bridge import boot_archive
+from bridge.api import Api, Parts
+from bridge.keys import KeyStore
+from bridge.ledger import Ledger
+from bridge.nonces import NonceStore
+from bridge.payload import Payload
+from bridge.project import LoadProject, ProjectView
+from bridge.queue_file import QueueWatcher
+from bridge.upload_store import UPLOADS_FILE, UploadStore
+from bridge.uploads import Uploads
+from bridgehead import names
+from bridgehead.errors import BridgeDownError, ProjectError
+from bridgehead.pairing import Pairing
+
+log = logging.getLogger(__name__)
+_SWEEPS_PER_LOAD = 10  # the project file is read anew every ten seconds
+KEEP_ALIVE_S = 120.0  # longer than the 90 s for which cloudflared keeps idle connections; ours must not end first
+_LINGER_S = 2.0  # how long a refused body is read away so that its sender sees the refusal
+_READ_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class BridgeSettings:
+    root: Path  # the project folder
+    load_project: LoadProject
+    host: str = "127.0.0.1"
+    port: int = names.DEFAULT_PORT  # 0: any free one
+    long_poll_max_s: float = names.LONG_POLL_S
+
+
+class Bridge:
+    """`await start()`, then `port`, `ledger`, `keys`, `boot_sha256` and `pairing` are there until `await stop()`."""
+
+    port: int
+    ledger: Ledger
+    keys: KeyStore
+    boot_sha256: str
+
+    def __init__(self, settings: BridgeSettings) -> None:
+        self.settings = settings
+        self._running = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """Raises BridgeDownError when the port is taken; nothing is left running then."""
+        async with contextlib.AsyncExitStack() as stack:
+            listener = stack.enter_context(_listen(self.settings.host, self.settings.port))
+            api = Api(await asyncio.to_thread(self._open_parts, stack))
+            server = web.Server(
+                api.handle,
+                access_log=None,
+                auto_decompress=False,
+                keepalive_timeout=KEEP_ALIVE_S,
+                lingering_time=_LINGER_S,
+                read_bufsize=_READ_BUFFER_BYTES,
+            )
+            runner = web.ServerRunner(server, shutdown_timeout=2.0)
+            await runner.setup()
+            stack.push_async_callback(runner.cleanup)
+            stack.callback(api.close)
+            watcher = QueueWatcher(self.settings.root / names.QUEUE_FILE, self.ledger, self.settings.load_project)
+            watcher.start()
+            stack.push_async_callback(asyncio.to_thread, watcher.stop)
+            sweeper = asyncio.create_task(self._sweep_lost())
+            stack.push_async_callback(_end, sweeper)
+            await web.SockSite(runner, listener).start()
+            self.port = int(listener.getsockname()[1])
+            self._running = stack.pop_all()
+
+    async def stop(self) -> None:
+        """Answer what is under way and close everything. Does nothing the second time."""
+        await self._running.pop_all().aclose()
+
+    def pairing(self, url: str) -> Pairing:
+        """What goes into the pairing code of a VM that reaches this bridge at `url`."""
+        key_id, key = self.keys.current()
+        return Pairing(url=url, key_id=key_id, key=key, boot_sha256=self.boot_sha256)
+
+    async def _sweep_lost(self) -> None:
+        """Once a second, find VMs that fell silent, so that their runs are offered to the next one."""
+        lost_after_s = ProjectView("").lost_after_s
+        while True:
+            with contextlib.suppress(ProjectError):  # a mistake in the file: go on with what it said before
+                lost_after_s = (await asyncio.to_thread(self.settings.load_project)).lost_after_s
+            for _ in range(_SWEEPS_PER_LOAD):
+                try:
+                    await asyncio.to_thread(self.ledger.sweep_lost, lost_after_s)
+                except Exception:  # the task's edge: whatever is wrong with one sweep, the next one must come
+                    log.exception("could not look for lost VMs")
+                await asyncio.sleep(1.0)
+
+    def _open_parts(self, stack: contextlib.AsyncExitStack) -> Parts:
+        root = self.settings.root
+        private, arrivals = root / names.PRIVATE_FOLDER, root / names.IN_FOLDER
+        private.mkdir(mode=0o700, exist_ok=True)
+        arrivals.mkdir(exist_ok=True)
+        boot = boot_archive.build()
+        self.boot_sha256 = boot.sha256
+        self.keys = KeyStore(private / names.KEYS_FILE)
+        self.ledger = Ledger(private / names.LEDGER_FILE)
+        stack.callback(self.ledger.close)
+        store = UploadStore(private / UPLOADS_FILE, arrivals)
+        stack.callback(store.close)
+        store.sweep()
+        nonces = NonceStore(private)
+        stack.callback(nonces.close)
+        return Parts(
+            queue=root / names.QUEUE_FILE,
+            ledger=self.ledger,
+            keys=self.keys,
+            nonces=nonces,
+            payload=Payload(root, self.settings.load_project),
+            boot=boot,
+            uploads=Uploads(arrivals, store),
+            long_poll_max_s=self.settings.long_poll_max_s,
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind before anything else is opened. Raises BridgeDownError."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if os.name == "posix":  # else a restarted bridge waits a minute for its port; on Windows it would share it
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise BridgeDownError(
+                f"port {port} of {host} is taken",
+                hint="another bridge may be running there: bridgehead down, or bridgehead up --port 0",
+            ) from None
+        raise BridgeDownError(f"can't listen on {host}:{port}: {error.strerror}") from None
+    return listener

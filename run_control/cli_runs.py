@@ -1,0 +1,278 @@
+"""Commands about runs: status (ps), run, sh, stop, wait, logs, queue."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from bridgehead import names
+from bridgehead.errors import BridgeDownError, BridgeheadError, UsageError
+from run_control.cli_support import (
+    JsonFlag,
+    ProjectFlag,
+    detaching,
+    emit,
+    event,
+    note,
+    parse_duration,
+    project_of,
+    say,
+    table,
+)
+
+if TYPE_CHECKING:
+    from run_control.project import Project
+    from run_control.queueing import Queued
+    from run_control.views import RunView
+
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run id, its beginning, or a stage: its newest run.")]
+RunsArgument = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Default: all that have not ended.")]
+TimeoutOption = Annotated[
+    str, typer.Option("--timeout", metavar="TIME", help="90s, 30m, 2h, then exit 7; 0 looks once.")
+]
+VmOption = Annotated[str, typer.Option("--vm", metavar="VM", help="Only on this VM.")]
+WaitFlag = Annotated[bool, typer.Option("--wait", help="Stay until it has ended; exit 3 when it failed.")]
+DEFAULT_TAIL = 100
+
+
+def register(app: typer.Typer) -> None:
+    app.command("status")(status)
+    app.command("ps", help="The same as status.")(status)
+    for command in (run, sh, stop, wait, logs, queue):
+        app.command()(command)
+
+
+def status(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="[RUN]", help="One run alone.")] = "",
+    exit_status: Annotated[
+        bool, typer.Option("--exit-status", help="With RUN: exit 0 done, 3 failed, 5 VM lost, 8 still running.")
+    ] = False,
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """VMs and runs: state, progress, and how far the newest checkpoint has climbed."""
+    from run_control import bridge_control, views
+    from run_control.wait import outcome
+
+    found = project_of(context, project)
+    if run:
+        view = views.run(found, run)
+        code = emit({"run": view.to_json()}, as_json=json, show=lambda: _show_run(view))
+        error = outcome(view) if exit_status else None
+        return error.exit_code if error else code
+    if exit_status:
+        raise UsageError("--exit-status needs a RUN", hint=f"bridgehead status {names.PRETRAIN} --exit-status")
+    live = bridge_control.find(found)
+    runs, vms = views.runs(found), views.vms(found)
+    bridge = {"pid": live.pid, "port": live.port, "url": live.url, "tunnel": live.tunnel} if live else None
+
+    def show() -> None:
+        if vms:
+            table(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])
+            say()
+        table(views.RUN_HEADERS, [view.row() for view in runs])
+        if live is None:
+            note("no bridge is running. next: bridgehead up")
+
+    data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
+    return emit(data, as_json=json, show=show)
+
+
+def run(
+    context: typer.Context,
+    stage: Annotated[str, typer.Argument(metavar="STAGE")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override its config.")] = None,
+    vm: VmOption = "",
+    wait: WaitFlag = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved stage; queue nothing.")] = False,
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """Add run:STAGE to queue.txt."""
+    from bridgehead.queue_lines import nearest, parse_overrides
+    from run_control import project_file, queue_writer
+
+    found = project_of(context, project)
+    stages = project_file.load(found.root).stages
+    if stage not in stages:
+        raise UsageError(f"no stage {stage!r} in {names.PROJECT_FILE}", hint=nearest(stage, stages))
+    line = queue_writer.run_line(stage, words or [], vm)
+    if dry_run:
+        spec = stages[stage].to_json()
+        spec["config"] = {**spec["config"], **parse_overrides(words or [])}
+        return emit({"line": line, "spec": spec}, as_json=json, show=lambda: _show_spec(line, spec))
+    return _submit(found, line, wait=wait, as_json=json)
+
+
+def sh(
+    context: typer.Context,
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="Quote it, or put -- before it.")],
+    vm: VmOption = "",
+    wait: WaitFlag = False,
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """Run a shell command on the VM, as a run of its own."""
+    from run_control import queue_writer
+
+    text = words[0] if len(words) == 1 else shlex.join(words)
+    return _submit(project_of(context, project), queue_writer.shell_line(text, vm), wait=wait, as_json=json)
+
+
+def stop(context: typer.Context, run: RunArgument, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """Let a run save a checkpoint and stop."""
+    from run_control import queue_writer, views
+
+    found = project_of(context, project)
+    view = views.run(found, run)
+    if view.ended:
+        return emit(
+            {"run": view.to_json(), "taken": False},
+            as_json=json,
+            show=lambda: say(f"{view.run_id} has ended already: {view.state}"),
+        )
+    return _submit(found, queue_writer.stop_line(view.run_id), wait=False, as_json=json)
+
+
+def wait(
+    context: typer.Context,
+    runs: RunsArgument = None,
+    timeout: TimeoutOption = "",
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """Stay until the runs have ended. Exit 0 when all are done, 3 when one failed; Ctrl-C only detaches."""
+    from run_control import wait as waiting
+
+    found = project_of(context, project)
+    timeout_s = parse_duration(timeout) if timeout else None
+    return _follow_to_end(found, waiting.resolve(found, runs or []), timeout_s, as_json=json)
+
+
+def logs(
+    context: typer.Context,
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")] = False,
+    tail: Annotated[int, typer.Option("--tail", "-n", min=0, help="So many lines of the end.")] = DEFAULT_TAIL,
+    exit_status: Annotated[bool, typer.Option("--exit-status", help="With -f: exit 3 when the run failed.")] = False,
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """The end of a run's log; -f follows it. Made safe to show; the raw bytes are in in/<run>/log."""
+    from run_control import logs as reader
+    from run_control import views
+    from run_control.wait import outcome
+
+    found = project_of(context, project)
+    view = views.run(found, run)
+    path = found.run(view.run_id) / names.LOG
+    lines, offset = reader.tail(path, tail, complete_only=follow)
+    if not path.exists():
+        note(f"{view.run_id} is {view.state} and has written nothing yet")
+    if not follow:
+        return emit({"run_id": view.run_id, "lines": lines}, as_json=json, show=lambda: _show_lines(lines))
+    sequence = 0
+    with detaching(view.run_id, f"bridgehead logs -f {view.run_id}"), views.ledger_of(found) as ledger:
+        for line in lines:
+            sequence = _stream_line(sequence, line, as_json=json)
+        for line in reader.follow(path, offset, lambda: ledger.find_run(view.run_id).ended):
+            sequence = _stream_line(sequence, line, as_json=json)
+    view = views.run(found, view.run_id)
+    if json:
+        event(sequence + 1, {"run": view.to_json()})
+    error = outcome(view) if exit_status else None
+    return error.exit_code if error else 0
+
+
+def queue(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """What became of each line of queue.txt."""
+    from run_control import bridge_control, views
+
+    found = project_of(context, project)
+    commands, notes = views.commands(found), views.notes(found)
+
+    def show() -> None:
+        table(views.COMMAND_HEADERS, [views.command_row(command) for command in commands])
+        for item in notes:
+            note(f"line {item['line_number']}: {item['text']}" if item["line_number"] else str(item["text"]))
+        if bridge_control.find(found) is None:
+            note("no bridge is running: new lines wait. next: bridgehead up")
+
+    return emit({"commands": commands, "notes": notes}, as_json=json, show=show)
+
+
+def _submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
+    from run_control import queueing
+
+    queued = queueing.submit(project, line)
+    if wait and not queued.run_id:
+        raise BridgeDownError("queued, but no bridge has taken the line: nothing to wait for", hint="bridgehead up")
+    code = emit(queued.to_json(), as_json=as_json, show=lambda: _show_queued(queued))
+    return _follow_to_end(project, [queued.run_id], None, as_json=as_json) if wait else code
+
+
+def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None, *, as_json: bool) -> int:
+    from run_control import bridge_control
+    from run_control import wait as waiting
+
+    if bridge_control.find(project) is None:
+        note("no bridge is running: nothing new arrives until bridgehead up")
+    last: dict[str, RunView] = {}
+    one = run_ids[0] if len(run_ids) == 1 else ""
+    with detaching(one, " ".join(["bridgehead wait", *run_ids])):
+        for sequence, view in enumerate(waiting.watch(project, run_ids, timeout_s=timeout_s), start=1):
+            if as_json:
+                event(sequence, {"run": view.to_json()})
+            elif view.run_id not in last or _worth_a_line(last[view.run_id], view):
+                note(" · ".join(cell for cell in view.row() if cell))
+            last[view.run_id] = view
+    errors = [error for view in last.values() if (error := waiting.outcome(view)) is not None]
+    first: BridgeheadError | None = errors[0] if errors else None
+    data = {"runs": [last[run_id].to_json() for run_id in run_ids]}
+    return emit(data, as_json=as_json, show=lambda: None, error=first)
+
+
+def _worth_a_line(old: RunView, new: RunView) -> bool:
+    level = (old.checkpoint or {}).get("level"), (old.checkpoint or {}).get("step")
+    return (old.state, *level) != (
+        new.state,
+        (new.checkpoint or {}).get("level"),
+        (new.checkpoint or {}).get("step"),
+    )
+
+
+def _stream_line(sequence: int, line: str, *, as_json: bool) -> int:
+    if as_json:
+        event(sequence + 1, {"line": line})
+    else:
+        say(line)
+    return sequence + 1
+
+
+def _show_queued(queued: Queued) -> None:
+    if queued.taken:
+        say(queued.run_id or f"taken as #{queued.seq}")
+        return
+    say(f"queued: {queued.line}")
+    note("no bridge has taken it yet. next: bridgehead up")
+
+
+def _show_run(view: RunView) -> None:
+    for key, value in view.to_json().items():
+        if value not in (None, "", {}, 0):
+            say(f"{key}: {value}")
+
+
+def _show_spec(line: str, spec: dict[str, Any]) -> None:
+    say(line)
+    for key, value in spec.items():
+        if key != "v":
+            say(f"  {key}: {value}")
+
+
+def _show_lines(lines: list[str]) -> None:
+    for line in lines:
+        say(line)

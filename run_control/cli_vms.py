@@ -1,0 +1,91 @@
+"""Commands about local notebook VMs: a VM's whole life, its death included, on this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from run_control.cli_support import JsonFlag, ProjectFlag, emit, project_of, say, table
+
+NameArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="Default: the only live one.")]
+
+
+def register(app: typer.Typer) -> None:
+    group = typer.Typer(help="Local notebook VMs; rehearse a VM's death.", rich_markup_mode=None)
+    group.callback()(vm_group)
+    group.command("list")(list_vms)
+    group.command("start")(start)
+    group.command("interrupt")(interrupt)
+    group.command("run-cell")(run_cell)
+    group.command("kill")(kill)
+    app.add_typer(group, name="vm")
+
+
+def vm_group() -> None:
+    """Local notebook VMs: a real Jupyter kernel here, with a disk that goes and a Drive folder that stays."""
+
+
+def list_vms(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """Local VMs that were started since the last down."""
+    from run_control import local_vms
+
+    found = local_vms.backend(project_of(context, project)).list()
+    rows = [(vm.name, "alive" if vm.alive else "dead", vm.cell, vm.vm_id) for vm in found]
+    return emit(
+        {"vms": [_json(vm) for vm in found]},
+        as_json=json,
+        show=lambda: table(("NAME", "STATE", "CELL", "VM"), rows),
+    )
+
+
+def start(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """Start one more local VM. The bridge has to be up."""
+    from run_control import bridge_control, local_vms
+    from run_control.project import changing
+
+    found = project_of(context, project)
+    bridge_control.need(found)
+    with changing(found):
+        vm = local_vms.start(found)
+    return emit({"vm": _json(vm)}, as_json=json, show=lambda: say(f"{vm.name} started"))
+
+
+def interrupt(
+    context: typer.Context, name: NameArgument = "", json: JsonFlag = False, project: ProjectFlag = None
+) -> int:
+    """Press the notebook's stop button: the cell ends, daemons and stages go on."""
+    from run_control import local_vms
+
+    found = project_of(context, project)
+    vm = local_vms.choose(found, name)
+    local_vms.backend(found).interrupt(vm)
+    return emit({"vm": _json(vm)}, as_json=json, show=lambda: say(f"{vm.name}: cell interrupted"))
+
+
+def run_cell(
+    context: typer.Context, name: NameArgument = "", json: JsonFlag = False, project: ProjectFlag = None
+) -> int:
+    """Run the bootstrap cell again; it takes over from daemons that still live."""
+    from run_control import local_vms
+
+    found = project_of(context, project)
+    vm = local_vms.choose(found, name)
+    local_vms.backend(found).run_cell(vm)
+    return emit({"vm": _json(vm)}, as_json=json, show=lambda: say(f"{vm.name}: cell runs again"))
+
+
+def kill(context: typer.Context, name: NameArgument = "", json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """The VM dies: SIGKILL to everything in it, its disk wiped. Only the Drive folder is left."""
+    from run_control import local_vms
+    from run_control.project import changing
+
+    found = project_of(context, project)
+    vm = local_vms.choose(found, name)
+    with changing(found):
+        local_vms.kill(found, vm)
+    return emit({"vm": {**_json(vm), "alive": False}}, as_json=json, show=lambda: say(f"{vm.name} is dead"))
+
+
+def _json(vm: Any) -> dict[str, Any]:
+    return {"name": vm.name, "vm_id": vm.vm_id, "alive": vm.alive, "cell": vm.cell}

@@ -1,0 +1,125 @@
+"""`bridgehead doctor`: named checks of this laptop and this project."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import stat
+import sys
+import urllib.request
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bridgehead import names
+from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError, VerificationError
+from run_control import bridge_control, project, project_file
+from run_control.project import Project
+
+PASS, WARN, FAIL = "pass", "warn", "fail"
+_DISK_FAIL_BYTES = 2**28
+_DISK_WARN_BYTES = 2 * 2**30
+_HEALTH_TIMEOUT_S = 5
+_PYTHON_MIN = (3, 11)
+
+
+@dataclass(frozen=True)
+class Check:
+    name: str
+    state: str
+    text: str
+    hint: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(folder: Path | None) -> list[Check]:
+    """Every check, in the order in which a person would look."""
+    about_project, root = _about_project(folder)
+    return [
+        _check_python(),
+        *about_project,
+        _check_disk(root),
+        _check_tool("cloudflared", "bridgehead up --tunnel cloudflared needs it; --tunnel none does not"),
+        _check_local_runtime(),
+    ]
+
+
+def _about_project(folder: Path | None) -> tuple[list[Check], Path]:
+    try:
+        found = project.find(folder)
+    except ProjectError as error:
+        return [Check("project", WARN, error.message, error.hint)], folder or Path.cwd()
+    return [_check_project(found), _check_private(found), _check_bridge(found)], found.root
+
+
+def _check_python() -> Check:
+    version = sys.version_info
+    text = f"Python {version[0]}.{version[1]}.{version[2]}"
+    if tuple(version) < _PYTHON_MIN:
+        return Check("python", FAIL, text, f"Bridgehead needs {_PYTHON_MIN[0]}.{_PYTHON_MIN[1]} or newer")
+    return Check("python", PASS, text)
+
+
+def _check_project(found: Project) -> Check:
+    try:
+        view = project_file.load(found.root)
+    except ProjectError as error:
+        return Check("project", FAIL, error.message, error.hint)
+    return Check("project", PASS, f"{view.name}: {', '.join(view.stages) or 'no stage yet'}")
+
+
+def _check_disk(folder: Path) -> Check:
+    free_bytes = shutil.disk_usage(folder).free
+    text = f"{free_bytes / 2**30:.1f} GiB free"
+    if free_bytes < _DISK_FAIL_BYTES:
+        return Check("disk", FAIL, text, "make room: logs and bundles arrive here")
+    return Check("disk", WARN if free_bytes < _DISK_WARN_BYTES else PASS, text)
+
+
+def _check_private(found: Project) -> Check:
+    for path in (found.private, found.private / names.KEYS_FILE, found.notebook):
+        if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            return Check("keys", FAIL, f"others can read {path}", f"chmod go= {path}")
+    return Check("keys", PASS, "only you can read the keys")
+
+
+def _check_bridge(found: Project) -> Check:
+    live = bridge_control.find(found)
+    if live is not None:
+        return _answers(live.port)
+    try:
+        bridge_control.refuse_taken_port(names.DEFAULT_PORT)
+    except BridgeDownError as error:
+        return Check("port", WARN, error.message, error.hint)
+    return Check("port", PASS, f"port {names.DEFAULT_PORT} is free; the bridge is not up")
+
+
+def _answers(port: int) -> Check:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{names.HEALTH_PATH}", timeout=_HEALTH_TIMEOUT_S):
+            return Check("port", PASS, f"the bridge answers on port {port}")
+    except OSError as error:
+        return Check("port", FAIL, f"the bridge on port {port} does not answer: {error}", "bridgehead down, then up")
+
+
+def _check_tool(name: str, need: str) -> Check:
+    path = shutil.which(name)
+    return Check(name, PASS, path) if path else Check(name, WARN, "not on PATH", need)
+
+
+def _check_local_runtime() -> Check:
+    missing = [name for name in ("jupyter_client", "ipykernel") if importlib.util.find_spec(name) is None]
+    if missing:
+        text = f"{' and '.join(missing)} can't be imported"
+        return Check("local runtime", WARN, text, "pip install 'bridgehead[local]'")
+    return Check("local runtime", PASS, "jupyter_client and ipykernel are here")
+
+
+def worst(checks: list[Check]) -> BridgeheadError | None:
+    """The error to end with when a check failed."""
+    failed = [check for check in checks if check.state == FAIL]
+    if not failed:
+        return None
+    return VerificationError(f"{failed[0].name}: {failed[0].text}", hint=failed[0].hint)

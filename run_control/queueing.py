@@ -1,0 +1,48 @@
+"""Putting a line into queue.txt and hearing what the bridge made of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bridge.ledger_rows import REJECTED
+from bridgehead.errors import UsageError
+from run_control import bridge_control, queue_writer
+from run_control.project import Project
+from run_control.views import ledger_of
+
+TAKEN_TIMEOUT_S = 5.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A line that was added. `run_id` is empty while no bridge has taken it."""
+
+    line: str
+    taken: bool
+    seq: int = 0
+    run_id: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def submit(project: Project, line: str) -> Queued:
+    """Append the line; with a live bridge wait until it is taken. Raises UsageError when the bridge rejects it."""
+    if bridge_control.find(project) is None:
+        queue_writer.append(project.queue, [line])
+        return Queued(line, taken=False)
+    with ledger_of(project) as ledger:
+        last = max((row.seq for row in ledger.commands(limit=1)), default=0)
+        queue_writer.append(project.queue, [line])
+        deadline = time.monotonic() + TAKEN_TIMEOUT_S
+        while time.monotonic() < deadline:
+            for row in ledger.commands(limit=50):
+                if row.seq > last and row.text.strip() == line:
+                    if row.state == REJECTED:
+                        raise UsageError(f"line {line[:60]!r} was rejected: {row.reason}", hint="bridgehead queue")
+                    return Queued(line, taken=True, seq=row.seq, run_id=row.run_id)
+            time.sleep(_POLL_S)
+    return Queued(line, taken=False)

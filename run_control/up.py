@@ -1,0 +1,71 @@
+"""`bridgehead up` and `down`: the bridge, the notebook to run, and with `--runtime local` the VM that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bridgehead.errors import BridgeDownError
+from run_control import bridge_control, local_vms, project_file
+from run_control.project import Project, changing
+
+NOTEBOOK = "notebook"
+LOCAL = "local"
+RUNTIMES = (NOTEBOOK, LOCAL)
+
+
+@dataclass(frozen=True)
+class UpReport:
+    """What `up` found or made."""
+
+    project: str
+    port: int
+    url: str
+    tunnel: str
+    started_bridge: bool
+    notebook: str
+    vm: str = ""  # the local VM's name
+    started_vm: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DownReport:
+    stopped_bridge: bool
+    stopped_vms: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def up(project: Project, *, runtime: str, tunnel: str, port: int) -> UpReport:
+    """Bring up what is not up yet; running it twice changes nothing. Raises ProjectError, BridgeDownError, VmError."""
+    view = project_file.load(project.root)
+    with changing(project):
+        live = bridge_control.find(project)
+        started = live is None
+        if live is None:
+            live = bridge_control.start(project, port=port, tunnel=tunnel)
+        vm, new = local_vms.ensure(project, new_address=started) if runtime == LOCAL else (None, False)
+    return UpReport(
+        project=view.name,
+        port=live.port,
+        url=live.url,
+        tunnel=live.tunnel,
+        started_bridge=started,
+        notebook=str(project.notebook),
+        vm=vm.name if vm else "",
+        started_vm=new,
+    )
+
+
+def down(project: Project) -> DownReport:
+    """Stop local VMs, the bridge and its tunnel. Runs that were going resume at the next `up`."""
+    with changing(project):
+        vms = local_vms.stop_all(project)
+        stopped = bridge_control.stop(project)
+        if bridge_control.find(project) is not None:
+            raise BridgeDownError("the bridge did not stop", hint=f"look into {project.bridge_log}")
+    return DownReport(stopped, vms)

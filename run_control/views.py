@@ -1,0 +1,254 @@
+"""Runs, VMs and commands as plain data: what `--json` prints, what tables and the panel show."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from bridge.ledger_rows import ENDED, REJECTED, CommandRow, VmRow
+from bridgehead import files, names
+from bridgehead.errors import NotFoundError, UsageError
+from bridgehead.names import RunState
+from bridgehead.queue_lines import Verb
+from bridgehead.records import Status, duration
+from run_control.project import Project
+
+if TYPE_CHECKING:
+    from bridge.ledger import Ledger
+
+RUN_VERBS = (Verb.RUN, Verb.SH)
+RUN_HEADERS = ("RUN", "STATE", "PROGRESS", "METRICS", "ETA", "CHECKPOINT", "VM")
+VM_HEADERS = ("VM", "STATE", "SEEN", "MEMORY FREE", "DISK FREE", "GPU", "STORE")
+COMMAND_HEADERS = ("#", "STATE", "LINE", "RUN", "WHY")
+
+
+@dataclass(frozen=True)
+class RunView:
+    """One run: what the ledger decided, and what the VM last said. Times in seconds since 1970, sizes in bytes."""
+
+    run_id: str
+    stage: str
+    state: str
+    seq: int
+    attempt: int
+    vm_id: str
+    created: float
+    updated: float
+    exit_code: int | None = None
+    failure_class: str = ""
+    reason: str = ""
+    step: int = 0
+    total_steps: int = 0
+    epoch: int = 0
+    total_epochs: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    eta_s: float | None = None
+    message: str = ""
+    checkpoint: dict[str, Any] | None = None
+    resumed_from_step: int | None = None
+    status_age_s: float | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def row(self) -> tuple[str, ...]:
+        """Cells under RUN_HEADERS."""
+        failed = self.state in (RunState.FAILED, REJECTED) and (self.failure_class or self.reason)
+        return (
+            self.run_id,
+            f"{self.state} ({failed})" if failed else self.state,
+            _progress(self),
+            " ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()),
+            duration(self.eta_s) if self.eta_s is not None and not self.ended else "",
+            _checkpoint(self.checkpoint),
+            self.vm_id,
+        )
+
+
+@contextmanager
+def ledger_of(project: Project) -> Iterator[Ledger]:
+    """The project's ledger. Raises NotFoundError before the first `bridgehead up` has made it."""
+    from bridge.ledger import Ledger
+
+    if not project.ledger.is_file():
+        raise NotFoundError("no line of this project was ever taken", hint="bridgehead up")
+    ledger = Ledger(project.ledger)
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def runs(project: Project, *, now: float | None = None) -> list[RunView]:
+    """All runs, oldest first; none before the first `up`."""
+    if not project.ledger.is_file():
+        return []
+    with ledger_of(project) as ledger:
+        return [run_view(project, row, now=now) for row in ledger.commands() if row.run_id]
+
+
+def run(project: Project, text: str) -> RunView:
+    """The run that `text` names: a run id, the start of one, or a stage (its newest run). Raises NotFoundError."""
+    with ledger_of(project) as ledger:
+        return run_view(project, ledger.find_run(text))
+
+
+def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> RunView:
+    """The ledger says whose the run is and how it ended; the status file says how far it is."""
+    view = RunView(
+        run_id=row.run_id,
+        stage=row.stage,
+        state=row.state,
+        seq=row.seq,
+        attempt=row.attempt,
+        vm_id=row.vm_id,
+        created=row.created,
+        updated=row.updated,
+        exit_code=row.exit_code,
+        failure_class=row.failure_class,
+        reason=row.reason,
+    )
+    status = _status(project, row.run_id)
+    if status is None:
+        return view
+    moment = time.time() if now is None else now
+    checkpoint = None
+    if status.checkpoint is not None:
+        age_s = max(0.0, moment - status.checkpoint.at)
+        checkpoint = {**status.checkpoint.to_json(), "age_s": round(age_s, 1)}
+    mine = status.attempt == row.attempt and status.vm_id == row.vm_id
+    return dataclasses.replace(
+        view,
+        state=_state(row, status) if mine else str(row.state),
+        step=status.step,
+        total_steps=status.total_steps,
+        epoch=status.epoch,
+        total_epochs=status.total_epochs,
+        metrics=status.metrics,
+        eta_s=status.eta_s if mine else None,  # of an attempt that is over: how far it came, not how long it takes
+        message=status.message if mine else "",
+        checkpoint=checkpoint,
+        resumed_from_step=status.resumed_from_step if mine else None,
+        status_age_s=round(max(0.0, moment - status.updated), 1),
+    )
+
+
+def vms(project: Project, *, now: float | None = None) -> list[dict[str, Any]]:
+    """All VMs that ever reported, oldest first."""
+    if not project.ledger.is_file():
+        return []
+    moment = time.time() if now is None else now
+    with ledger_of(project) as ledger:
+        return [_vm(row, moment) for row in ledger.vms()]
+
+
+def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
+    """Cells under VM_HEADERS."""
+    beat = vm["heartbeat"]
+    gpus = beat.get("gpus") or []
+    store = beat.get("store") or {}
+    return (
+        vm["vm_id"],
+        vm["state"],
+        f"{duration(vm['seen_age_s'])} ago",
+        _gib(beat.get("memory_free_bytes")),
+        _gib(beat.get("disk_free_bytes")),
+        ", ".join(str(gpu.get("name", "?")) for gpu in gpus) or "none",
+        "" if not store else "ok" if store.get("ok") else str(store.get("error") or "ill"),
+    )
+
+
+def commands(project: Project) -> list[dict[str, Any]]:
+    """Every taken line of the queue, oldest first."""
+    if not project.ledger.is_file():
+        return []
+    with ledger_of(project) as ledger:
+        return [_command(row) for row in ledger.commands()]
+
+
+def notes(project: Project) -> list[dict[str, Any]]:
+    """What the bridge has to say about the queue file: edited lines, a mistake in the project file."""
+    if not project.ledger.is_file():
+        return []
+    with ledger_of(project) as ledger:
+        return [dataclasses.asdict(item) for item in ledger.notes()]
+
+
+def command_row(command: dict[str, Any]) -> tuple[str, ...]:
+    """Cells under COMMAND_HEADERS."""
+    line = command["line"]
+    shown = line if len(line) <= 60 else line[:59] + "…"
+    return (str(command["seq"]), command["state"], shown, command["run_id"], command["reason"])
+
+
+def _state(row: CommandRow, status: Status) -> str:
+    """The ledger's word stands when a run has ended or is lost; in between its VM knows better."""
+    if row.ended or row.state == RunState.LOST:
+        return str(row.state)
+    if status.state in names.ENDED:
+        return str(RunState.RUNNING)  # it has ended over there; what it made is still on its way
+    return str(status.state)
+
+
+def _status(project: Project, run_id: str) -> Status | None:
+    record = files.read_json(project.run(run_id) / names.STATUS)
+    if record is None:
+        return None
+    try:
+        return Status.from_json(record)
+    except UsageError:
+        return None  # written by a newer Bridgehead; the ledger's part is still right
+
+
+def _vm(row: VmRow, now: float) -> dict[str, Any]:
+    return {
+        "vm_id": row.vm_id,
+        "state": row.state,
+        "first_seen": row.first_seen,
+        "last_seen": row.last_seen,
+        "seen_age_s": round(max(0.0, now - row.last_seen), 1),
+        "reason": row.reason,
+        "heartbeat": row.heartbeat,
+    }
+
+
+def _command(row: CommandRow) -> dict[str, Any]:
+    return {
+        "seq": row.seq,
+        "line": row.text.strip(),
+        "verb": row.verb,
+        "state": str(row.state),
+        "run_id": row.run_id,
+        "vm_id": row.vm_id,
+        "attempt": row.attempt,
+        "exit_code": row.exit_code,
+        "reason": row.reason,
+        "created": row.created,
+        "updated": row.updated,
+    }
+
+
+def _progress(view: RunView) -> str:
+    if view.total_epochs:
+        return f"epoch {view.epoch}/{view.total_epochs}"
+    if view.total_steps:
+        return f"step {view.step}/{view.total_steps}"
+    return f"step {view.step}" if view.step else ""
+
+
+def _checkpoint(checkpoint: dict[str, Any] | None) -> str:
+    if checkpoint is None:
+        return ""
+    return f"{checkpoint['step']} {checkpoint['level']}, {duration(checkpoint['age_s'])} ago"
+
+
+def _gib(size_bytes: object) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if isinstance(size_bytes, (int, float)) and size_bytes else ""

@@ -1,0 +1,180 @@
+"""The cell of notebooks/bootstrap.ipynb, executed as it is in a real kernel against a real bridge."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge_client import LiveBridge, live_bridge
+from bridgehead import names, processes
+from support import wait_until
+from vm_daemons import daemons
+from vm_daemons.home import VmHome
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks/bootstrap.ipynb"
+TIMEOUT_S = 40.0
+jupyter_client = pytest.importorskip("jupyter_client")
+
+
+def cell_source(code: str) -> str:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    source = "".join(next(cell["source"] for cell in cells if cell["cell_type"] == "code"))
+    return source.replace('PAIRING = ""', f"PAIRING = {code!r}", 1)
+
+
+class Kernel:
+    """A notebook's kernel, and what appears under its cells."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self.manager = jupyter_client.KernelManager()
+        self.manager.kernel_cmd = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        self.manager.start_kernel(env={**os.environ, **environment}, cwd=str(folder))
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=TIMEOUT_S)
+        self.shown = ""
+
+    def execute(self, source: str) -> str:
+        self.shown = ""
+        return str(self.client.execute(source))
+
+    def collect(self) -> str:
+        """Take what has been shown since the cell began."""
+        while True:
+            try:
+                message: dict[str, Any] = self.client.get_iopub_msg(timeout=0.05)
+            except queue.Empty:
+                return self.shown
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                self.shown += content["text"]
+            elif message["msg_type"] == "error":
+                self.shown += "\n".join(content["traceback"])
+
+    def finish(self, request: str) -> str:
+        """Wait for the cell's end; its status, ok or error."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            reply = self.client.get_shell_msg(timeout=TIMEOUT_S)
+            if reply["parent_header"].get("msg_id") == request:
+                return str(reply["content"]["status"])
+        raise AssertionError("the cell did not end")
+
+    def stop(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        self.manager.cleanup_resources()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBridge]:
+    root = tmp_path_factory.mktemp("project")
+    (root / "data").mkdir()
+    (root / "data/a.txt").write_text("one")
+    with live_bridge(root) as bridge:
+        yield bridge
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("machine")
+
+
+@pytest.fixture(scope="module")
+def kernel(folder: Path) -> Iterator[Kernel]:
+    tag = f"cell-test-{os.getpid()}"
+    environment = {
+        names.ENV_HOME: str(folder / "vm"),
+        names.ENV_STORE: str(folder / "drive"),
+        names.ENV_LOCAL_VM: tag,
+        "IPYTHONDIR": str(folder / "ipython"),
+        "MPLBACKEND": "module://ipykernel",
+    }
+    kernel = Kernel(environment, folder)
+    yield kernel
+    kernel.stop()
+    for pid in processes.tagged(names.ENV_LOCAL_VM, tag):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pairing(live: LiveBridge, **changes: Any) -> str:
+    right = live.bridge.pairing(f"http://127.0.0.1:{live.bridge.port}")
+    return dataclasses.replace(right, **changes).encode()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"boot_sha256": "0" * 64}, "not the one that the pairing code names"),
+        ({"key": b"k" * 32}, "401"),
+        ({"url": "http://127.0.0.1:9"}, "is `bridgehead up` running"),
+    ],
+    ids=["another archive", "another key", "nobody there"],
+)
+def test_what_goes_wrong_is_one_line_without_the_code(
+    kernel: Kernel, live: LiveBridge, folder: Path, changes: dict[str, Any], said: str
+) -> None:
+    code = _pairing(live, **changes)
+    assert kernel.finish(kernel.execute(cell_source(code))) == "error"
+    shown = wait_until(kernel.collect, what="the error")
+    assert said in shown and len(shown.strip().splitlines()) == 1
+    assert code[10:30] not in shown
+    assert not (folder / "vm/ship").exists()
+
+
+def test_no_code_is_said(kernel: Kernel) -> None:
+    assert kernel.finish(kernel.execute(cell_source(""))) == "error"
+    assert "paste it at the top of the cell" in wait_until(kernel.collect, what="the error")
+
+
+def test_the_cell_boots_beats_survives_an_interrupt_and_takes_over(
+    kernel: Kernel, live: LiveBridge, folder: Path
+) -> None:
+    code = _pairing(live)
+    home = VmHome(folder / "vm")
+    first = kernel.execute(cell_source(code))
+    wait_until(lambda: "· no run" in kernel.collect(), TIMEOUT_S, what="the first heartbeat line")
+    vm_id = home.record()["vm_id"]
+    assert vm_id in kernel.shown and code[10:30] not in kernel.shown
+    assert (home.payload / "data/a.txt").read_text() == "one"
+
+    wait_until(lambda: [vm.vm_id for vm in live.bridge.ledger.vms()] == [vm_id], TIMEOUT_S, what="the laptop's word")
+    pids = [(daemons.running(home, name) or {}).get("pid") for name in names.DAEMONS]
+    assert all(pids)
+
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(first) == "ok"
+    wait_until(lambda: "only this heartbeat has stopped" in kernel.collect(), what="the goodbye")
+
+    second = kernel.execute(cell_source(code))
+    wait_until(lambda: "· no run" in kernel.collect(), TIMEOUT_S, what="the heartbeat of the second run")
+    assert [(daemons.running(home, name) or {}).get("pid") for name in names.DAEMONS] == pids
+    assert home.record()["vm_id"] == vm_id and f"{names.STATUS_DAEMON} running" in kernel.shown
+    kernel.manager.interrupt_kernel()
+    assert kernel.finish(second) == "ok"
+
+
+def test_the_cell_and_the_daemons_agree_on_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv(names.ENV_HOME, raising=False)
+    monkeypatch.chdir(tmp_path)
+    line = next(text for text in cell_source("").splitlines() if text.strip().startswith("home = "))
+    found: dict[str, Any] = {"os": os}
+    exec(line.strip(), found)
+    assert Path(os.path.abspath(found["home"])) == VmHome.from_environment().root
+
+
+def test_the_cell_is_short() -> None:
+    cells = json.loads(NOTEBOOK.read_text())["cells"]
+    assert [cell["cell_type"] for cell in cells] == ["markdown", "code"]
+    assert cells[1]["outputs"] == [] and "".join(cells[1]["source"]).startswith('PAIRING = ""')
+    assert len(cells[1]["source"]) <= 32

@@ -1,0 +1,191 @@
+"""Growing files and artefacts on their way to a real bridge."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vm_support import make_run, paired_home
+
+from bridge_client import STAGE, LiveBridge, live_bridge, project
+from bridgehead import names
+from bridgehead.errors import TransferError
+from vm_daemons import uploads
+from vm_daemons.client import BridgeClient
+from vm_daemons.uploads import GrowingUpload, upload_file
+
+
+class Rig:
+    """One run, given to this VM, and its two ends."""
+
+    def __init__(self, live: LiveBridge, root: Path) -> None:
+        self.live = live
+        self.home = paired_home(root, live)
+        self.client = BridgeClient(self.home)
+        self.run_id = live.bridge.ledger.take([(1, f"run:{STAGE}")], project())[0].run_id
+        self.client.poll(0, 0)
+        self.run_dir = make_run(self.home, self.run_id)
+        self.log = self.run_dir / names.LOG
+        self.arrived = live.arrivals / self.run_id / names.LOG
+
+    def growing(self, client: BridgeClient | None = None, attempt: int = 1) -> GrowingUpload:
+        return GrowingUpload(client or self.client, self.run_id, attempt, self.log, names.LOG)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    root = tmp_path / "project"
+    root.mkdir()
+    with live_bridge(root) as live:
+        yield Rig(live, tmp_path / "vm")
+
+
+_OTHER = {names.HEADER_COMPLETE: "?0", names.HEADER_GENERATION: "vm-other-2"}
+
+
+def _ship_all(growing: GrowingUpload) -> None:
+    while growing.ship():
+        pass
+
+
+def test_only_what_was_appended_is_sent(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[bytes] = []
+    real = rig.client.append
+    monkeypatch.setattr(rig.client, "append", lambda *given, **more: (sent.append(given[5]), real(*given, **more))[1])
+    growing = rig.growing()
+    rig.log.write_bytes(b"one\n")
+    _ship_all(growing)
+    with rig.log.open("ab") as log:
+        log.write(b"\x00\xff progress\r")
+    _ship_all(growing)
+    assert sent == [b"one\n", b"\x00\xff progress\r"]
+    assert rig.arrived.read_bytes() == rig.log.read_bytes()
+    assert not growing.pending()
+
+
+def test_a_restarted_daemon_goes_on_where_the_laptop_stands(rig: Rig) -> None:
+    rig.log.write_bytes(b"one\n")
+    _ship_all(rig.growing())
+    rig.log.write_bytes(b"one\ntwo\n")
+    _ship_all(rig.growing())
+    assert rig.arrived.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_lost_answer_sends_nothing_twice(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = rig.client.append
+    lost = [True]
+
+    def flaky(*given: Any, **more: Any) -> int:
+        offset = real(*given, **more)
+        if lost and lost.pop():
+            raise TransferError("cut after it arrived")
+        return offset
+
+    monkeypatch.setattr(rig.client, "append", flaky)
+    growing = rig.growing()
+    rig.log.write_bytes(b"one\n")
+    with pytest.raises(TransferError):
+        growing.ship()
+    _ship_all(growing)
+    assert rig.arrived.read_bytes() == b"one\n"
+
+
+def test_a_shortened_log_begins_a_new_generation(rig: Rig) -> None:
+    growing = rig.growing()
+    rig.log.write_bytes(b"first life\n")
+    _ship_all(growing)
+    os.truncate(rig.log, 0)
+    rig.log.write_bytes(b"second\n")
+    _ship_all(growing)
+    _ship_all(rig.growing())  # a restarted daemon knows the new generation
+    assert rig.arrived.read_bytes() == b"first life\nsecond\n"
+
+
+def test_a_new_attempt_in_the_same_file_repeats_nothing(rig: Rig) -> None:
+    rig.log.write_bytes(b"attempt 1\n")
+    _ship_all(rig.growing())
+    ledger = rig.live.bridge.ledger
+    ledger.sweep_lost(-1.0)  # silent for too long: another VM gets it, and is lost too
+    ledger.deliver("vm-other", 0)
+    rig.live.client().ask("POST", f"/in/{rig.run_id}/{names.LOG}?vm=vm-other&attempt=2", b"", _OTHER)
+    ledger.mark_vm_gone("vm-other", "test")
+    attempt = rig.client.poll(0, 0)[0].attempt
+    with rig.log.open("ab") as log:
+        log.write(b"attempt 3\n")
+    _ship_all(rig.growing(attempt=attempt))
+    assert (attempt, rig.arrived.read_bytes()) == (3, b"attempt 1\nattempt 3\n")
+
+
+def test_the_laptops_copy_was_removed(rig: Rig) -> None:
+    growing = rig.growing()
+    rig.log.write_bytes(b"one\n")
+    _ship_all(growing)
+    rig.arrived.unlink()
+    with rig.log.open("ab") as log:
+        log.write(b"two\n")
+    _ship_all(growing)
+    assert rig.arrived.read_bytes() == b"one\ntwo\n"
+
+
+def test_a_hundred_megabytes_of_log(rig: Rig) -> None:
+    line = b"x" * 1023 + b"\n"
+    rig.log.write_bytes(line * (100 * 1024))
+    _ship_all(rig.growing())
+    assert rig.arrived.stat().st_size == 100 * 2**20
+
+
+def test_a_file_that_does_not_exist_yet_is_no_trouble(rig: Rig) -> None:
+    growing = rig.growing()
+    assert not growing.pending() and growing.ship() is False
+
+
+@pytest.fixture
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uploads, "SINGLE_PUT_BYTES", 1000)
+    monkeypatch.setattr(uploads, "PART_BYTES", 4000)
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_a_large_file_is_resumed_and_checked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = os.urandom(18_000)
+    path = rig.run_dir / "big.bin"
+    path.write_bytes(content)
+    offsets: list[int] = []
+    real = rig.client.append
+
+    def flaky(*given: Any, **more: Any) -> int:
+        offsets.append(given[4])
+        offset = real(*given, **more)
+        if len(offsets) in (2, 5):  # in the middle, and the final answer
+            raise TransferError("cut after it arrived")
+        return offset
+
+    monkeypatch.setattr(rig.client, "append", flaky)
+    upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
+    assert (rig.live.arrivals / rig.run_id / names.ARTIFACTS / "big.bin").read_bytes() == content
+    assert offsets == [0, 4000, 8000, 12_000, 16_000]
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_sending_a_finished_upload_again_sends_no_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = rig.run_dir / "big.bin"
+    path.write_bytes(os.urandom(5000))
+    upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
+    monkeypatch.setattr(rig.client, "append", lambda *_, **__: pytest.fail("sent again"))
+    upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_it_gives_up_when_nothing_gets_through(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> int:
+        raise TransferError("no")
+
+    monkeypatch.setattr(rig.client, "append", refuse)
+    monkeypatch.setattr(uploads, "_TRIES", 2)
+    path = rig.run_dir / "big.bin"
+    path.write_bytes(os.urandom(5000))
+    with pytest.raises(TransferError):
+        upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")

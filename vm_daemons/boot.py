@@ -1,0 +1,144 @@
+"""What the bootstrap cell calls: turn a fresh notebook VM into one that works through the queue.
+
+Idempotent: a second run of the cell takes over from daemons that live. The cell is the only one who can mount Drive
+and read notebook secrets, so both happen here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names, processes
+from bridgehead.errors import BridgeheadError, PairingError
+from bridgehead.pairing import Pairing, decode
+from vm_daemons import cell, daemons, payload, requirements
+from vm_daemons.client import BridgeClient, with_retries
+from vm_daemons.home import VmHome
+
+DRIVE_MOUNT = Path("/content/drive")
+DRIVE_FOLDER = "MyDrive/Bridgehead"
+BOOT_LOG = "boot.log"
+_LAPTOP_PATIENCE_S = 120.0
+
+
+class CellError(Exception):
+    """Shown under the cell as one line: a traceback would show the source, and the source holds the pairing code."""
+
+    def _render_traceback_(self) -> list[str]:  # what IPython asks an exception for
+        return [f"bridgehead: {self}"]
+
+
+def main(code: str) -> None:
+    """Boot, then beat until interrupted. Raises CellError alone."""
+    home = VmHome.from_environment()
+    try:
+        boot(home, code)
+    except BridgeheadError as error:
+        raise CellError(error.message + (f" → {error.hint}" if error.hint else "")) from None
+    except KeyboardInterrupt:
+        raise CellError("interrupted before it was done; run the cell again") from None
+    except Exception:  # noqa: BLE001 - process edge: whatever it is, the code must not be printed with it
+        log = _write_boot_log(home)
+        raise CellError(f"could not boot; the reason is in {log}") from None
+    cell.heartbeat_loop(home)
+
+
+def boot(home: VmHome, code: str) -> None:
+    """All but the heartbeat. Raises BridgeheadError."""
+    began = time.monotonic()
+    pairing = decode(code)
+    home.create()
+    home.save_pairing(pairing)
+    _unpack_api(home, pairing)
+    store = find_store()
+    record = home.update_record(
+        boot_id=processes.boot_id(), ship_sha256=pairing.boot_sha256, store=str(store) if store else ""
+    )
+    cell.say(f"bridgehead: this is {record['vm_id']} in {home.root}; store: {store or 'NONE'}")
+    client = BridgeClient(home)
+    told = with_retries(
+        lambda: _sync(client, home, pairing), give_up_after_s=_LAPTOP_PATIENCE_S, on_retry=lambda why: cell.say(why)
+    )
+    requirements.install([str(line) for line in told["requirements"]], cell.say)
+    states = daemons.ensure(home)
+    cell.say("daemons: " + ", ".join(f"{name} {state}" for name, state in states.items()))
+    cell.say(f"ready after {time.monotonic() - began:.1f} s; leave this cell running, it keeps the VM")
+
+
+def find_store() -> Path | None:
+    """The durable store, tried out: $BRIDGEHEAD_STORE, else Google Drive where this is Colab. None, said loudly."""
+    named = os.environ.get(names.ENV_STORE)
+    try:
+        root = Path(named) if named else _mount_drive()
+        if root is not None:
+            _try_out(root)
+            return root
+        why = "this notebook has no Google Drive"
+    except Exception as error:  # noqa: BLE001 - edge: the mount is foreign code and raises what it likes
+        why = str(error) or type(error).__name__
+    cell.say(f"WARNING: no durable store ({why}). Checkpoints stay on this VM and are lost with it.")
+    return None
+
+
+def _mount_drive() -> Path | None:
+    try:
+        from google.colab import drive
+    except ImportError:
+        return None
+    drive.mount(str(DRIVE_MOUNT), timeout_ms=300_000)
+    return DRIVE_MOUNT / DRIVE_FOLDER
+
+
+def _try_out(root: Path) -> None:
+    """A mount can look fine and be dead: write, read back and delete a few bytes. Raises OSError."""
+    root.mkdir(parents=True, exist_ok=True)
+    canary = root / f"{files.TEMP_PREFIX}canary-{secrets.token_hex(4)}"
+    told = secrets.token_bytes(32)
+    canary.write_bytes(told)
+    try:
+        if canary.read_bytes() != told:
+            raise OSError(f"{root} gives back other bytes than were written")
+    finally:
+        canary.unlink(missing_ok=True)
+
+
+def _unpack_api(home: VmHome, pairing: Pairing) -> None:
+    """A folder with the bridgehead package alone: user code must not see our `stages` or `export`."""
+    target = home.api(pairing.boot_sha256)
+    if target.is_dir():
+        return
+    package = names.SHIPPED_PACKAGES[0]
+    partial = target.with_name(f"{target.name}.{secrets.token_hex(4)}")
+    shutil.copytree(
+        Path(__file__).parents[1] / package, partial / package, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    partial.replace(target)
+
+
+def _sync(client: BridgeClient, home: VmHome, pairing: Pairing) -> dict[str, Any]:
+    told = payload.sync(client, home)
+    if told["ship_sha256"] != pairing.boot_sha256:
+        raise PairingError(
+            "the laptop runs another Bridgehead than this pairing code is for",
+            hint="copy the new code: bridgehead notebook",
+        )
+    home.update_record(project=told["project"])
+    cell.say(
+        f"payload of {told['project']}: {told['files']} files, {told['fetched']} fetched"
+        f" ({told['fetched_bytes'] / 2**20:.1f} MiB), {told['removed']} removed"
+    )
+    return told
+
+
+def _write_boot_log(home: VmHome) -> Path:
+    """Tracebacks hold source lines of ours alone; the code is in the notebook's source and in no file of ours."""
+    path = home.state / BOOT_LOG
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(traceback.format_exc())
+    return path

@@ -1,0 +1,378 @@
+"""The VM's side of the wire: signed requests to the bridge on the laptop.
+
+Each call reads the pairing anew, so a cell that was run again with a new code is picked up at once. A client may be
+used from several threads: each gets a connection of its own. Nothing is retried in here but downloads; who calls knows
+best what to do while the laptop is away, and has `Backoff` for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode, urlsplit
+
+import requests
+
+from bridgehead import files, names, signing
+from bridgehead.errors import (
+    BridgeheadError,
+    NotFoundError,
+    PairingError,
+    SupersededError,
+    TransferError,
+    UsageError,
+    VerificationError,
+)
+from bridgehead.records import AckRecord, Command, Heartbeat
+from vm_daemons.home import VmHome
+
+CONNECT_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 20.0
+BODY_TIMEOUT_S = 90.0  # a part of 16 MiB through a slow tunnel, and the fsync at its end
+PARTIAL_UPLOAD = "application/partial-upload"
+_DOWNLOAD_TRIES = 6  # without a byte of progress between them
+_READ_BYTES = 1 << 16  # what a cut may cost: the library drops the piece that was under way
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-")
+
+
+class OffsetConflict(TransferError):
+    """The server holds another number of bytes than we thought; `offset` is the truth."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(f"the laptop holds {offset} bytes of this upload")
+        self.offset = offset
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Where a resumable upload stands on the laptop."""
+
+    offset: int
+    complete: bool
+
+
+class Backoff:
+    """Pauses that grow from `first_s` to `most_s`, with jitter so that two daemons don't knock in step."""
+
+    def __init__(self, first_s: float = 0.2, most_s: float = 15.0) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+
+    def next_s(self) -> float:
+        pause_s = self._next_s * random.uniform(0.7, 1.0)
+        self._next_s = min(self._next_s * 2, self._most_s)
+        return pause_s
+
+    def reset(self) -> None:
+        self._next_s = self._first_s
+
+
+class BridgeClient:
+    """Raises TransferError (network; try again), PairingError (401), SupersededError and NotFoundError."""
+
+    def __init__(self, home: VmHome) -> None:
+        self._home = home
+        self._local = threading.local()
+        self.vm_id: str = home.record()["vm_id"]
+
+    # --- queue and heartbeat ------------------------------------------------------------------------
+
+    def poll(self, after: int, wait_s: float) -> list[Command]:
+        """Commands newer than delivery `after`, waiting up to `wait_s` for one. Each is checked on its own."""
+        query = urlencode({"vm": self.vm_id, "after": after, "wait": f"{wait_s:g}"})
+        answer = self._call("GET", names.QUEUE_PATH, query, answer_s=wait_s + ANSWER_TIMEOUT_S)
+        documents = _json_object(answer).get("commands")
+        if not isinstance(documents, list):
+            raise TransferError("the bridge's answer holds no list of commands")
+        key = self._home.pairing().key
+        opened = [Command.from_json(signing.open_document(key, "command", document)) for document in documents]
+        return [command for command in opened if command.vm_id == self.vm_id]
+
+    def ack(self, command_id: str, record: AckRecord) -> None:
+        self._call("POST", f"{names.QUEUE_PATH}/{quote(command_id, safe='')}/ack", body=_dump(record.to_json()))
+
+    def heartbeat(self, beat: Heartbeat) -> dict[str, Any]:
+        """Say how this VM is; return the hints, proven to be the answer to this very request."""
+        nonce = secrets.token_urlsafe(16)
+        path = f"{names.VMS_PREFIX}{self.vm_id}/heartbeat"
+        answer = self._call("POST", path, body=_dump(beat.to_json()), nonce=nonce)
+        return self._open_reply("hints", answer, nonce)
+
+    # --- payload ---------------------------------------------------------------------------------------
+
+    def manifest(self) -> dict[str, Any]:
+        """What the payload consists of, proven to be the answer to this very request."""
+        nonce = secrets.token_urlsafe(16)
+        answer = self._call("GET", names.SERVE_PREFIX + names.PAYLOAD_MANIFEST, nonce=nonce)
+        return self._open_reply("manifest", answer, nonce)
+
+    def get_payload(self, path: str, dest: Path, size: int, sha256: str) -> None:
+        """Fetch one payload file to `dest`, atomically; goes on where an earlier try was cut.
+
+        Raises VerificationError when what came has another size or hash: `dest` then holds what it held.
+        """
+        folder = self._home.state / "downloads"
+        folder.mkdir(parents=True, exist_ok=True)
+        # The path is part of the name too: two files of one content may be fetched side by side.
+        temp = folder / f"{sha256}-{hashlib.sha256(path.encode()).hexdigest()[:8]}.part"
+        backoff, tries = Backoff(), 0
+        while _size_of(temp) != size or not temp.exists():
+            before = _size_of(temp)
+            try:
+                self._download(names.SERVE_PREFIX + names.VM_PAYLOAD + "/" + quote(path), temp, size, sha256)
+            except TransferError:
+                tries = 0 if _size_of(temp) > before else tries + 1
+                if tries >= _DOWNLOAD_TRIES:
+                    raise
+                time.sleep(backoff.next_s())
+        if files.sha256_file(temp) != sha256:
+            temp.unlink()
+            raise VerificationError(f"{path} arrived with another hash than the manifest names; the old file stays")
+        _sync(temp)
+        dest.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(temp, dest)
+        files.fsync_folder(dest.parent)
+
+    def _download(self, path: str, temp: Path, size: int, sha256: str) -> None:
+        have = _size_of(temp)
+        if have > size:
+            temp.unlink()
+            have = 0
+        headers = {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'} if have else {}
+        answer = self._call("GET", path, headers=headers, answer_s=ANSWER_TIMEOUT_S, stream=True)
+        with answer, temp.open("ab") as handle:
+            if answer.status_code != 206:
+                handle.truncate(0)
+                have = 0
+            elif _range_start(answer) != have:
+                raise TransferError("the bridge answered another range than asked for")
+            try:
+                for piece in answer.iter_content(_READ_BYTES):
+                    have += len(piece)
+                    if have > size:
+                        handle.truncate(0)
+                        raise VerificationError(f"{path} is longer than the {size} bytes that the manifest names")
+                    handle.write(piece)
+            except requests.RequestException as error:
+                raise TransferError(f"the download of {path} was cut ({type(error).__name__})") from None
+        if have < size and answer.status_code == 200 and answer.headers.get("Content-Length") == str(have):
+            temp.unlink()  # whole, and yet too short: another file than the manifest names
+            raise VerificationError(f"{path} has {have} bytes, the manifest names {size}")
+        if have < size:
+            raise TransferError(f"the download of {path} ended early")
+
+    # --- uploads ------------------------------------------------------------------------------------
+
+    def put(self, run_id: str, relative: str, path: Path, attempt: int) -> None:
+        """Send one whole file (up to names.PUT_MAX_BYTES)."""
+        self._in("PUT", run_id, relative, attempt, body=path.read_bytes())
+
+    def offset(self, run_id: str, relative: str, attempt: int, generation: str) -> Upload | None:
+        """How much of this upload the laptop has; None when it knows of none."""
+        try:
+            return _upload(self._in("HEAD", run_id, relative, attempt, headers={names.HEADER_GENERATION: generation}))
+        except NotFoundError:
+            return None
+
+    def open_upload(
+        self,
+        run_id: str,
+        relative: str,
+        attempt: int,
+        generation: str,
+        *,
+        length: int | None = None,
+        sha256: str = "",
+    ) -> Upload:
+        """Begin an upload, or find out where this same one stands. Without `length` it is a growing file."""
+        headers = {names.HEADER_COMPLETE: "?0", names.HEADER_GENERATION: generation}
+        if length is not None:
+            headers[names.HEADER_LENGTH] = str(length)
+        if sha256:
+            headers[names.HEADER_REPR_DIGEST] = signing.digest_header(bytes.fromhex(sha256))
+        return _upload(self._in("POST", run_id, relative, attempt, headers=headers))
+
+    def append(
+        self,
+        run_id: str,
+        relative: str,
+        attempt: int,
+        generation: str,
+        offset: int,
+        data: bytes,
+        *,
+        complete: bool = False,
+    ) -> int:
+        """Send the bytes from `offset` on; return the new offset. Raises OffsetConflict with the real one."""
+        headers = {
+            "Content-Type": PARTIAL_UPLOAD,
+            names.HEADER_OFFSET: str(offset),
+            names.HEADER_COMPLETE: "?1" if complete else "?0",
+            names.HEADER_GENERATION: generation,
+        }
+        return _upload(self._in("PATCH", run_id, relative, attempt, headers=headers, body=data)).offset
+
+    def forget_upload(self, run_id: str, relative: str, attempt: int, generation: str) -> None:
+        """Drop an upload that is not complete."""
+        self._in("DELETE", run_id, relative, attempt, headers={names.HEADER_GENERATION: generation})
+
+    def _in(
+        self,
+        method: str,
+        run_id: str,
+        relative: str,
+        attempt: int,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> requests.Response:
+        query = urlencode({"vm": self.vm_id, "attempt": attempt})
+        path = f"{names.IN_PREFIX}{run_id}/{quote(relative)}"
+        return self._call(method, path, query, headers=headers, body=body, answer_s=BODY_TIMEOUT_S)
+
+    # --- one request ----------------------------------------------------------------------------------
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        query: str = "",
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        nonce: str | None = None,
+        answer_s: float = ANSWER_TIMEOUT_S,
+        stream: bool = False,
+    ) -> requests.Response:
+        pairing = self._home.pairing()
+        session = self._session()
+        url = pairing.url.rstrip("/") + path + (f"?{query}" if query else "")
+        sent = {"Accept-Encoding": "identity", "User-Agent": "bridgehead", **(headers or {})}
+        prepared = session.prepare_request(requests.Request(method, url, headers=sent, data=body))
+        # What is signed is what goes on the wire: the library may have re-quoted the URL.
+        wire_path, _, wire_query = prepared.path_url.partition("?")
+        digest = hashlib.sha256(body).digest()
+        prepared.headers.update(
+            signing.sign_request(
+                pairing.key, pairing.key_id, method, wire_path, wire_query, sent, body_sha256=digest, nonce=nonce
+            )
+        )
+        settings = session.merge_environment_settings(url, {}, stream, None, None)
+        try:
+            answer = session.send(prepared, timeout=(CONNECT_TIMEOUT_S, answer_s), allow_redirects=False, **settings)
+        except requests.RequestException as error:
+            raise TransferError(
+                f"the bridge at {urlsplit(pairing.url).netloc} does not answer ({type(error).__name__})"
+            ) from None
+        if not 200 <= answer.status_code < 300:
+            with answer:
+                raise _error(answer)
+        return answer
+
+    def _session(self) -> requests.Session:
+        session: requests.Session | None = getattr(self._local, "session", None)
+        if session is None:
+            session = self._local.session = requests.Session()
+        return session
+
+    def _open_reply(self, kind: str, answer: requests.Response, nonce: str) -> dict[str, Any]:
+        body = signing.open_document(self._home.pairing().key, kind, _json_object(answer))
+        if body.get("reply_to") != nonce:
+            raise PairingError(f"signed {kind} that answer another request", hint="somebody replays old answers")
+        return body
+
+
+def with_retries(action: Callable[[], Any], *, give_up_after_s: float, on_retry: Callable[[str], None]) -> Any:
+    """`action()`, tried again while the network is at fault; raises the last TransferError after the deadline."""
+    deadline = time.monotonic() + give_up_after_s
+    backoff = Backoff()
+    while True:
+        try:
+            return action()
+        except TransferError as error:
+            if time.monotonic() > deadline:
+                raise
+            on_retry(error.message)
+            time.sleep(backoff.next_s())
+
+
+def _error(answer: requests.Response) -> BridgeheadError:
+    """The exception for an answer that is not 2xx. Its text may come from anybody between here and the laptop."""
+    status = answer.status_code
+    told = _error_member(answer)
+    message = str(told.get("message") or f"the bridge answered {status}")[:300]
+    hint = str(told.get("hint") or "")[:300]
+    if status == 401:
+        return PairingError(
+            "the laptop does not accept this VM's signature",
+            hint="run the bootstrap cell again with a new code; also check that both clocks are right",
+        )
+    if status == 409 and told.get("code") == SupersededError.code:
+        return SupersededError(message, hint=hint)
+    if status == 409 and answer.headers.get(names.HEADER_OFFSET, "").isdigit():
+        return OffsetConflict(int(answer.headers[names.HEADER_OFFSET]))
+    if status == 404:
+        return NotFoundError(message, hint=hint)
+    if status == 413:
+        return UsageError(message, hint=hint)
+    return TransferError(message, hint=hint)
+
+
+def _error_member(answer: requests.Response) -> dict[str, Any]:
+    try:
+        told = answer.json()["error"]
+    except (ValueError, KeyError, TypeError, requests.RequestException):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def _json_object(answer: requests.Response) -> dict[str, Any]:
+    try:
+        value = answer.json()
+    except ValueError:
+        raise TransferError("something other than the bridge answered: not JSON") from None
+    if not isinstance(value, dict):
+        raise TransferError("something other than the bridge answered: not a JSON object")
+    return value
+
+
+def _upload(answer: requests.Response) -> Upload:
+    offset = answer.headers.get(names.HEADER_OFFSET, "")
+    if not offset.isdigit():
+        raise TransferError(f"the bridge's answer holds no {names.HEADER_OFFSET}")
+    return Upload(int(offset), answer.headers.get(names.HEADER_COMPLETE) == "?1")
+
+
+def _dump(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _range_start(answer: requests.Response) -> int:
+    match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
+    return int(match[1]) if match else -1
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

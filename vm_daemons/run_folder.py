@@ -1,0 +1,141 @@
+"""What the command daemon does to a run folder before a stage starts in it, and instead of starting one."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from pathlib import Path
+
+from bridgehead import checkpoints, files, names
+from bridgehead.errors import UsageError
+from bridgehead.names import FailureClass, RunState
+from bridgehead.queue_lines import Verb
+from bridgehead.records import Command, ExitRecord, RunRecord
+from vm_daemons.home import VmHome
+from vm_daemons.store import RESTORE_RECORD, Store
+
+INPUTS = "inputs"  # in the VM's home: outputs of runs that ended on another VM, fetched from the store
+_OF_AN_ATTEMPT = (
+    names.EXIT,
+    names.MIRRORED,
+    names.STOP_REQUEST,
+    names.PROCESS,
+    RESTORE_RECORD,
+)
+
+
+def open_attempt(home: VmHome, command: Command) -> Path:
+    """The run's folder, with run.json of this attempt in it and nothing that an earlier attempt said about its end."""
+    run_dir = home.run(command.run_id)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    before = files.read_json(run_dir / names.RUN_RECORD)
+    if isinstance(before, dict) and before.get("attempt") == command.attempt:
+        return run_dir
+    for name in _OF_AN_ATTEMPT:
+        (run_dir / name).unlink(missing_ok=True)
+    files.write_json(run_dir / names.RUN_RECORD, _record(home, command).to_json())
+    return run_dir
+
+
+def end_unstarted(home: VmHome, command: Command, state: RunState, failure: FailureClass, message: str) -> None:
+    """Write the exit record of an attempt that has no process to write it."""
+    run_dir = open_attempt(home, command)
+    say(run_dir, f"--- {state}: {message}")
+    record = ExitRecord(
+        run_id=command.run_id,
+        attempt=command.attempt,
+        state=state,
+        failure_class=str(failure),
+        message=message,
+        ended=time.time(),
+    )
+    files.write_json(run_dir / names.EXIT, record.to_json())
+
+
+def exit_record(run_dir: Path) -> ExitRecord | None:
+    try:
+        return ExitRecord.from_json(files.read_json(run_dir / names.EXIT))
+    except UsageError:
+        return None
+
+
+def fetched_input(home: VmHome, run_id: str) -> Path:
+    return home.root / INPUTS / run_id
+
+
+def needs_store(home: VmHome, command: Command) -> bool:
+    """Whether something has to be brought from the store before the stage can start."""
+    later = command.attempt > 1 and command.verb == Verb.RUN
+    return later or any(_local_input(home, run_id) is None for run_id in command.inputs.values())
+
+
+def prepare(home: VmHome, store: Store, command: Command) -> dict[str, Path]:
+    """Bring inputs and, for a later attempt, the newest checkpoint; stage -> folder of each input.
+
+    Raises VerificationError, SupersededError, OSError. Slow: it copies and hashes.
+    """
+    if command.attempt > 1 and command.verb == Verb.RUN:
+        _restore(home, store, command)
+    return {stage: _bring_input(home, store, run_id) for stage, run_id in command.inputs.items()}
+
+
+def say(run_dir: Path, line: str) -> None:
+    """One line in the run's log, where its owner looks first."""
+    files.append_line(run_dir / names.LOG, line, durable=False)
+
+
+def _restore(home: VmHome, store: Store, command: Command) -> None:
+    run_dir = home.run(command.run_id)
+    restored = store.restore(command.run_id, run_dir) if store.available else None
+    for bad in _passed_over(run_dir):
+        say(run_dir, f"--- passed over {bad}")
+    if restored is not None:
+        size_mb = restored.size_bytes / 2**20
+        say(run_dir, f"--- checkpoint {restored.step} restored from the store and checked, {size_mb:.1f} MiB")
+    elif any(checkpoints.step_of(folder) is not None for folder in (run_dir / names.CHECKPOINTS).glob("*")):
+        say(run_dir, "--- goes on from the checkpoint on this VM's disk")
+    else:
+        where = "the store holds no checkpoint" if store.available else "there is no durable store"
+        say(run_dir, f"--- {where}: attempt {command.attempt} starts from the beginning")
+
+
+def _passed_over(run_dir: Path) -> list[str]:
+    report = files.read_json(run_dir / RESTORE_RECORD)
+    bad = report.get("passed_over", []) if isinstance(report, dict) else []
+    return [f"the checkpoint in {item['name']} (step {item['step']}): {item['why']}" for item in bad]
+
+
+def _bring_input(home: VmHome, store: Store, run_id: str) -> Path:
+    return _local_input(home, run_id) or store.fetch_run(run_id, fetched_input(home, run_id))
+
+
+def _local_input(home: VmHome, run_id: str) -> Path | None:
+    for folder in (home.run(run_id), fetched_input(home, run_id)):
+        if (folder / names.EXIT).exists():
+            return folder
+    return None
+
+
+def _record(home: VmHome, command: Command) -> RunRecord:
+    if command.spec is None:
+        raise UsageError(f"command {command.id} has no stage")
+    vm = home.record()
+    return RunRecord(
+        run_id=command.run_id,
+        stage=command.spec.name,
+        project=str(vm.get("project") or ""),
+        command_id=command.id,
+        attempt=command.attempt,
+        vm_id=str(vm["vm_id"]),
+        created=command.created,
+        spec=command.spec,
+        inputs=command.inputs,
+        ship_sha256=str(vm.get("ship_sha256") or ""),
+        payload_sha256=str(vm.get("payload_sha256") or ""),
+        fingerprint={
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "cpu_count": os.cpu_count(),
+        },
+    )

@@ -1,0 +1,206 @@
+"""One run at a time through its life on this VM: prepare, spawn, watch, pick up after a kill, stop, end.
+
+All of it runs in the command daemon's main loop but `_fetch`, which brings things from the store in its own thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from bridgehead import names
+from bridgehead.errors import BridgeheadError, SupersededError, VerificationError
+from bridgehead.names import FailureClass, RunState
+from bridgehead.queue_lines import Verb
+from bridgehead.records import Command, ExitRecord
+from vm_daemons import launch, run_folder
+from vm_daemons.home import VmHome
+from vm_daemons.journal import Journal
+from vm_daemons.store import Store
+from vm_daemons.task import Phase, Task
+
+RETRY_S = 10.0  # between tries to bring something from the store
+BAD_COPY_TRIES = 5  # a drive may show a file before all of it has arrived
+MAX_STARTS = 5  # of one attempt whose runner or stage ends unseen again and again
+
+
+class RunKeeper:
+    """Moves tasks from phase to phase; `dirty` says that a waiting one may be able to start now.
+
+    Methods raise OSError when the disk is full or sick; the task is then as before, and they can be called again.
+    """
+
+    def __init__(
+        self,
+        home: VmHome,
+        store: Store,
+        journal: Journal,
+        *,
+        hand_over: Callable[[Callable[[], None]], None],  # from any thread: have the loop do this
+        report: Callable[[Command], None],
+        superseded: Callable[[Command], None],
+    ) -> None:
+        self.dirty = True
+        self._home = home
+        self._store = store
+        self._journal = journal
+        self._hand_over = hand_over
+        self._report = report
+        self._superseded = superseded
+        self._dying: dict[str, Path] = {}  # by run id: lost runs whose processes are not all gone
+
+    def is_dying(self, run_id: str) -> bool:
+        """Whether processes of an attempt that this VM has lost are still there."""
+        return run_id in self._dying
+
+    def bury(self, command: Command) -> bool:
+        """End what an attempt that this VM has lost left running; True when there was something."""
+        run_dir = self._home.run(command.run_id)
+        if not launch.is_running(run_dir) and not launch.stage_lives(run_dir):
+            return False
+        self._dying[command.run_id] = run_dir
+        return True
+
+    def kill_dying(self) -> bool:
+        """True while some are left."""
+        for run_id, run_dir in list(self._dying.items()):
+            if launch.kill(run_dir):
+                del self._dying[run_id]
+                self.dirty = True
+        return bool(self._dying)
+
+    def begin(self, task: Task) -> None:
+        """Start a task that waits, at once or after bringing what it needs from the store."""
+        command = task.command
+        if self.bury(command):
+            return
+        run_folder.open_attempt(self._home, command)
+        task.phase = Phase.PREPARING
+        if run_folder.needs_store(self._home, command):
+            threading.Thread(target=self._fetch, args=(task,), name=command.run_id, daemon=True).start()
+        else:
+            self._spawn(task, run_folder.prepare(self._home, self._store, command))
+
+    def watch(self, task: Task) -> ExitRecord | None:
+        """Look after a task; how it ended, once all that it made has left this VM."""
+        run_dir = self._home.run(task.command.run_id)
+        if task.phase is Phase.RUNNING:
+            self._watch_running(task, run_dir)
+        elif task.phase is Phase.LEAVING and (run_dir / names.MIRRORED).exists():
+            return run_folder.exit_record(run_dir)
+        return None
+
+    def stop(self, task: Task, *, replayed: bool) -> None:
+        """Asked once: save and leave. Asked again: killed."""
+        if task.phase is Phase.RUNNING:
+            # Before it was killed the daemon may have passed this stop on, and a second one would kill the stage.
+            sent = replayed and (self._home.run(task.command.run_id) / names.STOP_REQUEST).exists()
+            task.stops_wanted += 0 if sent else 1
+        elif task.phase is not Phase.LEAVING:
+            self.end_unstarted(task, RunState.STOPPED, FailureClass.STOPPED, "stopped before it started")
+
+    def lose(self, task: Task) -> None:
+        """Another VM or attempt owns it: end its processes and write nothing."""
+        if task.phase is Phase.RUNNING:
+            self._dying[task.command.run_id] = self._home.run(task.command.run_id)
+        task.phase, self.dirty = Phase.GONE, True
+
+    def end_unstarted(self, task: Task, state: RunState, failure: FailureClass, message: str) -> None:
+        run_folder.end_unstarted(self._home, task.command, state, failure, message)
+        task.phase, self.dirty = Phase.LEAVING, True
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _fetch(self, task: Task) -> None:
+        """In a thread of its own: a sick mount may hang it for as long as it likes."""
+        try:
+            inputs = run_folder.prepare(self._home, self._store, task.command)
+        except (OSError, BridgeheadError) as caught:
+            error = caught
+            self._hand_over(lambda: self._fetch_failed(task, error))
+            return
+        self._hand_over(lambda: self._spawn(task, inputs))
+
+    def _fetch_failed(self, task: Task, error: OSError | BridgeheadError) -> None:
+        if task.phase is not Phase.PREPARING:
+            return
+        if isinstance(error, SupersededError):
+            self._superseded(task.command)
+            return
+        task.bad_copies += isinstance(error, VerificationError)
+        if task.bad_copies >= BAD_COPY_TRIES or (isinstance(error, BridgeheadError) and not task.bad_copies):
+            self.end_unstarted(task, RunState.FAILED, FailureClass.ENVIRONMENT, str(error))
+            return
+        if task.trouble != str(error):
+            task.trouble = str(error)
+            run_folder.say(self._home.run(task.command.run_id), f"--- waits for the store: {error}")
+        # Never start from nothing because the store can't be read just now: it is tried until it can be.
+        retry = threading.Timer(RETRY_S, self._hand_over, args=(lambda: self._try_again(task),))
+        retry.daemon = True
+        retry.start()
+
+    def _try_again(self, task: Task) -> None:
+        if task.phase is Phase.PREPARING:
+            task.phase, self.dirty = Phase.WAITING, True
+
+    def _spawn(self, task: Task, inputs: dict[str, Path]) -> None:
+        if task.phase is not Phase.PREPARING:
+            return  # stopped or lost meanwhile
+        try:
+            self._journal.starting(task.command)
+        except OSError:
+            task.phase = Phase.WAITING
+            raise
+        run_dir = self._home.run(task.command.run_id)
+        try:
+            task.runner = launch.start(self._home, run_dir, inputs)
+        except OSError as error:
+            message = f"no process could be made: {error.strerror}"
+            self.end_unstarted(task, RunState.FAILED, FailureClass.ENVIRONMENT, message)
+            return
+        task.phase = Phase.RUNNING
+
+    def _watch_running(self, task: Task, run_dir: Path) -> None:
+        if task.runner is not None:
+            task.runner.poll()  # reaps it
+        self._pass_stop_on(task, run_dir)
+        alive = launch.is_running(run_dir)  # asked first: the runner writes its exit record and then goes
+        record = run_folder.exit_record(run_dir)
+        if record is not None and record.attempt == task.command.attempt:
+            self._tell_started(task, record.exit_code is not None)
+            task.phase, self.dirty = Phase.LEAVING, True
+        elif alive:
+            self._tell_started(task, launch.stage_lives(run_dir))
+        else:
+            self._recover(task, run_dir)
+
+    def _recover(self, task: Task, run_dir: Path) -> None:
+        """No runner and no exit record: the runner or the whole daemon was killed at some moment."""
+        entry = self._journal.entry(task.command)
+        starts = entry.starts if entry is not None else 0
+        if launch.stage_lives(run_dir):
+            task.runner = launch.start(self._home, run_dir, {}, adopt=True)
+        elif (run_dir / names.STOP_REQUEST).exists():
+            self.end_unstarted(task, RunState.STOPPED, FailureClass.STOPPED, "stopped")
+        elif task.command.verb == Verb.SH:
+            message = "its runner or the daemon was killed, so nobody knows what it did; it is not repeated by itself"
+            self.end_unstarted(task, RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, message)
+        elif starts >= MAX_STARTS:
+            message = f"its runner died {starts} times; out of memory?"
+            self.end_unstarted(task, RunState.FAILED, FailureClass.KILLED, message)
+        elif launch.kill(run_dir):  # what a killed runner had not yet written down
+            task.phase, self.dirty = Phase.WAITING, True
+
+    def _tell_started(self, task: Task, there: bool) -> None:
+        if there and not task.told_started:
+            task.told_started = True
+            self._journal.started(task.command)
+            self._report(task.command)
+
+    def _pass_stop_on(self, task: Task, run_dir: Path) -> None:
+        """One signal a turn, and only once the runner has said who it is: the second one kills."""
+        record = launch.process_record(run_dir) if task.stops_sent < task.stops_wanted else None
+        if record is not None and record.stage_pid:
+            launch.request_stop(run_dir)
+            task.stops_sent += 1

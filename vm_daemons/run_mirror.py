@@ -1,0 +1,154 @@
+"""One run on its way off this VM: what has been shipped, what is left, and when it is all gone.
+
+Threads of the status daemon share one object per run; each method says whose it is, and each field has one writer.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridgehead import files, names, paths
+from bridgehead.errors import UsageError
+from bridgehead.records import CheckpointInfo, RunRecord, Status
+from vm_daemons import run_status
+from vm_daemons.client import BridgeClient
+from vm_daemons.uploads import GrowingUpload, upload_file
+
+if TYPE_CHECKING:
+    from vm_daemons.store import Store
+
+STATUS_EVERY_S = 0.5
+_LIVENESS_EVERY_S = 3.0  # a process can die without a trace in any file
+_STATUS_SOURCES = (names.RUN_RECORD, names.PROCESS, names.PROGRESS, names.EXIT)
+# exit.json goes last: whoever sees it on the laptop finds the rest there too.
+_STATE_FILES = tuple(name for name in names.STATE_FILES if name != names.EXIT)
+
+
+class RunMirror:
+    """A run folder of one attempt."""
+
+    def __init__(self, client: BridgeClient, run_dir: Path, record: RunRecord) -> None:
+        self.run_dir = run_dir
+        self.record = record
+        self.status: Status | None = None
+        self.abandoned = False  # it belongs to another VM or attempt now
+        self.logs_shipped = False  # complete, and so since it ended
+        self.outputs_shipped = False
+        self.refused: dict[str, str] = {}  # outputs that can't be sent, and why
+        self.store_complete = False
+        self.mounted: CheckpointInfo | None = None
+        self.not_before = 0.0  # monotonic; the laptop refused us, so leave it alone until then
+        self._client = client
+        self._growing = [
+            GrowingUpload(client, record.run_id, record.attempt, run_dir / name, name) for name in names.GROWING_FILES
+        ]
+        self._sent: dict[str, tuple[int, int]] = {}  # name → (mtime_ns, size) that the laptop has
+        self._state_sent_at = 0.0
+        self._looked: object = None
+        self._composed_at = 0.0
+        self._composed_with: CheckpointInfo | None = None
+
+    @property
+    def ended(self) -> bool:
+        """Whether this very attempt has ended; the exit record of an earlier one may still lie there."""
+        record = run_status.read_exit(self.run_dir)
+        return record is not None and record.attempt == self.record.attempt
+
+    @property
+    def shipped(self) -> bool:
+        """Whether the laptop has all of it, the last status included."""
+        told = self._composed_with == self.mounted and all(map(self._is_sent, names.STATE_FILES))
+        return told and self.logs_shipped and self.outputs_shipped
+
+    # --- main thread --------------------------------------------------------------------------------
+
+    def compose(self, now: float) -> None:
+        """Write status.json and status.txt when something in them changed, at most twice a second."""
+        mounted = self.mounted
+        looked = (mounted, [_mark(self.run_dir / name) for name in _STATUS_SOURCES])
+        pace_s = _LIVENESS_EVERY_S if looked == self._looked else 0.0 if self.ended else STATUS_EVERY_S
+        if now - self._composed_at < pace_s:
+            return
+        self._looked, self._composed_at = looked, now
+        status = run_status.compose(self.run_dir, mounted, now)
+        self._composed_with = mounted
+        if self.status is not None and dataclasses.replace(self.status, updated=now) == status:
+            return
+        files.write_json(self.run_dir / names.STATUS, status.to_json())
+        files.write_atomic(self.run_dir / names.STATUS_LINE, (status.line() + "\n").encode())
+        self.status = status
+
+    def write_mirrored(self, store: str) -> None:
+        """All that can leave has left. `store`: complete, none, or dead (it goes on being tried)."""
+        told: dict[str, Any] = {"v": names.RECORD_VERSION, "attempt": self.record.attempt, "at": time.time()}
+        files.write_json(self.run_dir / names.MIRRORED, {**told, "store": store, "refused": self.refused})
+
+    # --- ship thread ------------------------------------------------------------------------------------
+
+    def ship(self) -> bool:
+        """One turn: a part of each growing file, and the state files that changed. True when more is waiting."""
+        ended = self.ended  # asked first: what is written before exit.json is then seen below
+        more = False
+        for growing in self._growing:
+            more = growing.ship() or more
+        if time.monotonic() - self._state_sent_at >= STATUS_EVERY_S:
+            if sum(self._send_if_changed(name) for name in _STATE_FILES):
+                self._state_sent_at = time.monotonic()
+        if ended and not more:
+            self.logs_shipped = True
+        return more
+
+    # --- outputs thread ------------------------------------------------------------------------------------
+
+    def ship_outputs(self) -> None:
+        """artifacts/ and bundle/, then the state files, then exit.json. Files that were sent are not sent again."""
+        if self.status is None or self.status.state not in names.ENDED:
+            return  # the last status has still to be composed
+        for folder in names.ARTIFACT_FOLDERS:
+            for path in sorted((self.run_dir / folder).rglob("*")):
+                if path.is_file() and not path.is_symlink() and not path.name.startswith(files.TEMP_PREFIX):
+                    self._send_output(path)
+        for name in (*_STATE_FILES, names.EXIT):
+            self._send_if_changed(name)
+        self.outputs_shipped = True
+
+    def _send_output(self, path: Path) -> None:
+        relative = path.relative_to(self.run_dir).as_posix()
+        try:
+            paths.check_relative(relative)
+            self._send_if_changed(relative)
+        except UsageError as error:  # a name or size that the laptop never takes: said, and not tried for ever
+            self.refused[relative[:200]] = error.message
+
+    def _is_sent(self, relative: str) -> bool:
+        mark = _mark(self.run_dir / relative)
+        return mark is None or self._sent.get(relative) == mark
+
+    def _send_if_changed(self, relative: str) -> bool:
+        path = self.run_dir / relative
+        mark = _mark(path)
+        if mark is None or self._sent.get(relative) == mark:
+            return False
+        upload_file(self._client, self.record.run_id, self.record.attempt, path, relative)
+        self._sent[relative] = mark
+        return True
+
+    # --- store thread --------------------------------------------------------------------------------------------
+
+    def mirror_to(self, store: Store) -> None:
+        """One turn of the store. Raises what Store.mirror raises."""
+        ended = self.ended
+        self.mounted = store.mirror(self.run_dir) or self.mounted
+        self.store_complete = ended and store.mirrored(self.run_dir)
+
+
+def _mark(path: Path) -> tuple[int, int] | None:
+    """What tells one version of a file from another; None when there is none."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,215 @@
+"""Compose a run's Status from the files in its folder; nothing else knows how a run is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridgehead import checkpoints, files, names, processes
+from bridgehead.errors import UsageError
+from bridgehead.names import CheckpointLevel, RunState
+from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRecord, Status
+
+TAIL_BYTES = 64 * 1024  # of progress.jsonl: some 300 events
+
+
+def compose(run_dir: Path, mounted: CheckpointInfo | None, now: float) -> Status:
+    """The status as the files tell it. `updated` is `now`; everything else changes only when a file did.
+
+    Raises UsageError when the folder holds no readable run.json.
+    """
+    run = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+    ended = read_exit(run_dir)
+    if ended is not None and ended.attempt != run.attempt:
+        ended = None  # of an earlier attempt
+    before = _previous(run_dir, run)
+    seen = _read_events(run_dir / names.PROGRESS, run.attempt)
+    last = seen.progress[-1] if seen.progress else {}
+    return Status(
+        run_id=run.run_id,
+        stage=run.stage,
+        state=ended.state if ended else _live_state(run_dir, run, seen),
+        vm_id=run.vm_id,
+        attempt=run.attempt,
+        step=_int(last.get("step")) or (seen.resumed_from or 0),
+        total_steps=_int(last.get("total_steps")),
+        epoch=_int(last.get("epoch")),
+        total_epochs=_int(last.get("total_epochs")),
+        metrics=_metrics(last.get("metrics")),
+        eta_s=None if ended else _eta_s(seen.progress),
+        message=ended.message if ended and ended.message else _message(seen, last),
+        checkpoint=_checkpoint(run_dir, seen, mounted, before),
+        resumed_from_step=seen.resumed_from if seen.resumed_from is not None else _resumed(before),
+        updated=now,
+    )
+
+
+def read_exit(run_dir: Path) -> ExitRecord | None:
+    """exit.json, None while the attempt goes on."""
+    try:
+        return ExitRecord.from_json(files.read_json(run_dir / names.EXIT))
+    except UsageError:
+        return None
+
+
+@dataclass
+class _Events:
+    """What the tail of progress.jsonl says of this attempt."""
+
+    progress: list[dict[str, Any]] = field(default_factory=list)  # since it last resumed
+    last: str = ""  # kind of the last event that bears on the state
+    saved: dict[str, Any] | None = None
+    resumed_from: int | None = None
+    message: str = ""
+
+
+def _read_events(path: Path, attempt: int) -> _Events:
+    seen = _Events()
+    for event in _tail(path):
+        if event.get("attempt", attempt) != attempt:
+            continue
+        kind = event.get("event", "progress")
+        if kind == "message":
+            seen.message = str(event.get("text", ""))[:500]
+            continue
+        seen.last = str(kind)
+        if kind == "progress":
+            seen.progress.append(event)
+        elif kind == "checkpoint":
+            seen.saved = event
+        elif kind == "resumed":
+            seen.resumed_from = _int(event.get("step"))
+            seen.progress.clear()
+    return seen
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The last whole lines that are JSON objects; a line that is just being written is left for the next time."""
+    try:
+        with path.open("rb") as handle:
+            size = handle.seek(0, os.SEEK_END)
+            start = max(0, size - TAIL_BYTES)
+            handle.seek(start)
+            lines = handle.read(TAIL_BYTES).split(b"\n")
+    except FileNotFoundError:
+        return []
+    whole = lines[1 if start else 0 : -1]
+    return [event for line in whole if isinstance(event := _parse(line), dict)]
+
+
+def _parse(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:
+        return None
+
+
+def _live_state(run_dir: Path, run: RunRecord, seen: _Events) -> RunState:
+    again = run.attempt > 1 or seen.resumed_from is not None or bool(seen.last)
+    if not _is_alive(run_dir):  # not started yet, or died unseen and about to be started again
+        return RunState.RESUMING if again else RunState.STARTING
+    if seen.last == "saving":
+        return RunState.SAVING
+    if seen.progress:
+        return RunState.RUNNING
+    return RunState.RESUMING if run.attempt > 1 or seen.resumed_from is not None else RunState.RUNNING
+
+
+def _is_alive(run_dir: Path) -> bool:
+    try:
+        process = ProcessRecord.from_json(files.read_json(run_dir / names.PROCESS))
+    except UsageError:
+        return False
+    if process.boot_id != processes.boot_id():
+        return False
+    return processes.is_alive(process.stage_pid, process.stage_start) or processes.is_alive(
+        process.runner_pid, process.runner_start
+    )
+
+
+def _eta_s(progress: list[dict[str, Any]]) -> float | None:
+    """From the rate between the first and last progress of this attempt that the tail holds."""
+    if len(progress) < 2:
+        return None
+    first, last = progress[0], progress[-1]
+    name, total = ("step", "total_steps") if _int(last.get("total_steps")) else ("epoch", "total_epochs")
+    done = _int(last.get(name)) - _int(first.get(name))
+    took_s = _float(last.get("at")) - _float(first.get("at"))
+    left = _int(last.get(total)) - _int(last.get(name))
+    if not _int(last.get(total)) or done <= 0 or took_s <= 0:
+        return None
+    return round(max(0, left) * took_s / done, 1)
+
+
+def _message(seen: _Events, last: dict[str, Any]) -> str:
+    wild = last.get("not_finite")
+    if isinstance(wild, list) and wild:
+        return f"{', '.join(str(name) for name in wild)} not finite"
+    return seen.message
+
+
+def _checkpoint(
+    run_dir: Path, seen: _Events, mounted: CheckpointInfo | None, before: Status | None
+) -> CheckpointInfo | None:
+    """The newest one: on this disk, or in the store when nothing newer is here."""
+    local = None
+    if seen.saved is not None:
+        local = CheckpointInfo(
+            step=_int(seen.saved.get("step")),
+            at=_float(seen.saved.get("at")),
+            size_bytes=_int(seen.saved.get("size_bytes")),
+            epoch=_int(seen.saved.get("epoch")),
+        )
+    elif (newest := _newest_local(run_dir)) is not None:
+        local = newest
+    elif before is not None:
+        local = before.checkpoint
+    if mounted is not None and (local is None or mounted.step >= local.step):
+        return mounted
+    return local
+
+
+def _newest_local(run_dir: Path) -> CheckpointInfo | None:
+    """By name alone: whoever loads it checks it."""
+    try:
+        folders = list((run_dir / names.CHECKPOINTS).iterdir())
+        found = [(step, entry) for entry in folders if (step := checkpoints.step_of(entry)) is not None]
+        step, folder = max(found)
+        return CheckpointInfo(step=step, level=CheckpointLevel.LOCAL, at=round(folder.stat().st_mtime, 3))
+    except (OSError, ValueError):  # none there, or retired this moment
+        return None
+
+
+def _previous(run_dir: Path, run: RunRecord) -> Status | None:
+    """The last status of this attempt: it knows what has left the tail of progress.jsonl since."""
+    try:
+        status = Status.from_json(files.read_json(run_dir / names.STATUS))
+    except UsageError:
+        return None
+    return status if status.attempt == run.attempt else None
+
+
+def _resumed(before: Status | None) -> int | None:
+    return before.resumed_from_step if before is not None else None
+
+
+def _metrics(value: object) -> dict[str, float]:
+    if not isinstance(value, dict):
+        return {}
+    return {str(name): float(number) for name, number in value.items() if _is_number(number)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _int(value: object) -> int:
+    return int(value) if isinstance(value, int | float) and _is_number(value) else 0
+
+
+def _float(value: object) -> float:
+    return float(value) if isinstance(value, int | float) and _is_number(value) else 0.0

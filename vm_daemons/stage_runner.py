@@ -1,0 +1,287 @@
+"""`python -m vm_daemons.stage_runner [--adopt] RUN_DIR`: one stage, from its start to its exit record.
+
+The runner does nothing while the stage works: the stage writes straight into `log`, and the runner sleeps in waitid.
+It survives the daemon that started it. With --adopt it takes over a stage whose runner was killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from bridgehead import files, names, processes
+from bridgehead.errors import UsageError
+from bridgehead.names import FailureClass, RunState
+from bridgehead.queue_lines import Verb
+from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
+from bridgehead.run import STOPPED_EXIT_CODE
+from vm_daemons import launch
+from vm_daemons.home import VmHome
+from vm_daemons.stage_command import StageCommand, stage_command
+
+LEFTOVER_GRACE_S = 2.0  # for processes that outlive their stage, from SIGTERM to SIGKILL
+EXIT_TRIES = 60  # once a second
+_SHELL_HINTS = {126: " (found, but can't be executed)", 127: " (command not found)"}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m vm_daemons.stage_runner")
+    parser.add_argument(launch.ADOPT, action="store_true", help="wait for a stage whose runner is gone")
+    parser.add_argument("run_dir", type=Path)
+    args = parser.parse_args(argv)
+    record = RunRecord.from_json(files.read_json(args.run_dir / names.RUN_RECORD))
+    runner = Runner(args.run_dir, record)
+    if args.adopt:
+        runner.adopt()
+    else:
+        runner.run()
+    return 0
+
+
+class Runner:
+    """Starts the stage, passes a stop on, sees it end, clears up behind it and writes exit.json."""
+
+    def __init__(self, run_dir: Path, record: RunRecord) -> None:
+        self._dir = run_dir
+        self._record = record
+        self._started = time.time()
+        self._stage_pid = 0
+        self._stage_start = 0  # in ticks, to know the process again
+        self._stops = 0
+        self._kill_at: float | None = None  # monotonic; set once a stop was asked for
+
+    def run(self) -> None:
+        """Start the stage and stay until it has ended."""
+        self._listen()
+        home = VmHome(self._dir.parent.parent)
+        self._say(f"--- attempt {self._record.attempt} on {self._record.vm_id}")
+        try:
+            command = stage_command(self._record, home, self._dir, os.environ)
+        except UsageError as error:
+            self._could_not_start(error.message)
+            return
+        try:
+            stage = self._spawn(command)
+        except OSError as error:
+            self._could_not_start(_why_not_started(error, command))
+            return
+        self._stage_pid, self._stage_start = stage.pid, processes.start_ticks(stage.pid)
+        self._write_process()
+        if self._stops:  # it came while there was nothing to pass it on to
+            self._pass_stop_on()
+        # WNOWAIT: until the leftovers are gone the stage stays a zombie, so that its session's number stays its own.
+        os.waitid(os.P_PID, stage.pid, os.WEXITED | os.WNOWAIT)
+        leftovers = self._clear_up()
+        _, status, usage = os.wait4(stage.pid, 0)
+        stage.returncode = os.waitstatus_to_exitcode(status)
+        self._write_exit(stage.returncode, usage.ru_maxrss * 1024, leftovers)
+
+    def adopt(self) -> None:
+        """Wait for a stage that is not our child. Nobody can tell its exit code, so only a stop or an sh ends here.
+
+        For any other run no exit record is written: the daemon starts the attempt again, and it resumes.
+        """
+        self._listen()
+        process = launch.process_record(self._dir)
+        if process is None:
+            return
+        self._started = process.started
+        self._stage_pid, self._stage_start = process.stage_pid, process.stage_start
+        self._write_process()
+        self._say("--- the stage runner was killed; a new one watches over the stage")
+        _wait_for_stranger(self._stage_pid, self._stage_start)
+        leftovers = self._clear_up()
+        if self._stop_asked():
+            self._end(RunState.STOPPED, FailureClass.STOPPED, "stopped", leftovers=leftovers)
+        elif self._record.spec.name == Verb.SH:
+            message = "its runner was killed, so nobody saw how it ended; it is not repeated by itself"
+            self._end(RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, message, leftovers=leftovers)
+        else:
+            self._say("--- the stage ended unseen; the attempt is started again")
+
+    # --- start ---------------------------------------------------------------------------------------
+
+    def _spawn(self, command: StageCommand) -> subprocess.Popen[bytes]:
+        log = os.open(self._dir / names.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            return subprocess.Popen(
+                command.argv,
+                cwd=command.cwd,
+                env=command.env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+
+    def _write_process(self) -> None:
+        record = ProcessRecord(
+            boot_id=processes.boot_id(),
+            runner_pid=os.getpid(),
+            runner_start=processes.start_ticks(os.getpid()),
+            stage_pid=self._stage_pid,
+            stage_start=self._stage_start,
+            session=self._stage_pid,
+            started=self._started,
+        )
+        try:
+            files.write_json(self._dir / names.PROCESS, record.to_json())
+        except OSError as error:  # a full disk: the stage goes on, and may well be what frees it
+            self._say(f"--- {names.PROCESS} could not be written: {error.strerror}")
+
+    # --- stop ----------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGALRM, self._on_grace_over)
+
+    def _on_stop(self, _signal: int, _frame: FrameType | None) -> None:
+        self._stops += 1
+        if self._stops == 1:
+            (self._dir / names.STOP_REQUEST).touch()
+        if self._stage_pid:
+            self._pass_stop_on()
+
+    def _pass_stop_on(self) -> None:
+        if self._stops > 1:
+            self._kill_all()
+            return
+        # Only to the leader: a training process whose data loader workers die under it can't save. What is left of
+        # the session when the leader has gone gets its own SIGTERM and the rest of the time.
+        grace_s = max(0.0, self._record.spec.stop_grace_s)
+        self._kill_at = time.monotonic() + grace_s
+        signal.setitimer(signal.ITIMER_REAL, max(grace_s, 0.001))
+        processes.send(self._stage_pid, signal.SIGTERM, started_ticks=self._stage_start)
+
+    def _on_grace_over(self, _signal: int, _frame: FrameType | None) -> None:
+        self._kill_all()
+
+    def _kill_all(self) -> None:
+        self._kill_at = time.monotonic()
+        for pid in launch.members(self._dir, self._stage_pid):
+            _signal(pid, signal.SIGKILL)
+
+    def _stop_asked(self) -> bool:
+        return self._stops > 0 or (self._dir / names.STOP_REQUEST).exists()
+
+    # --- end -----------------------------------------------------------------------------------------
+
+    def _clear_up(self) -> list[str]:
+        """End what outlived the stage: SIGTERM, then SIGKILL after 2 s, or after what a stop left of its grace."""
+        left = launch.members(self._dir, self._stage_pid)
+        named = [f"{pid} {processes.command_line(pid)}" for pid in left]
+        for pid in left:
+            _signal(pid, signal.SIGTERM)
+        deadline = time.monotonic() + LEFTOVER_GRACE_S
+        while left and time.monotonic() < (self._kill_at if self._kill_at is not None else deadline):
+            time.sleep(0.02)
+            left = launch.members(self._dir, self._stage_pid)
+        deadline = time.monotonic() + LEFTOVER_GRACE_S
+        while left and time.monotonic() < deadline:
+            for pid in left:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(0.02)
+            left = launch.members(self._dir, self._stage_pid)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        return named
+
+    def _write_exit(self, code: int, peak_bytes: int, leftovers: list[str]) -> None:
+        """`code` is as subprocess has it: negative for a signal."""
+        name = signal.Signals(-code).name if code < 0 else ""
+        how = f"ended by {name}" if name else f"exit code {code}{_SHELL_HINTS.get(code, '')}"
+        if code == 0:
+            self._end(RunState.DONE, "", "", code, name, leftovers)
+        elif self._stop_asked():
+            message = "stopped" if code in (STOPPED_EXIT_CODE, -signal.SIGTERM) else f"stopped: {how}"
+            self._end(RunState.STOPPED, FailureClass.STOPPED, message, code, name, leftovers)
+        elif name:
+            if code == -signal.SIGKILL:
+                how += f", which nobody here sent: out of memory? Its peak was {peak_bytes / 2**30:.1f} GiB"
+            self._end(RunState.FAILED, FailureClass.KILLED, how, code, name, leftovers)
+        else:
+            gate = code == names.GATE_FAILED_EXIT_CODE
+            failure = FailureClass.GATE if gate else FailureClass.USER_ERROR
+            self._end(RunState.FAILED, failure, "the gate did not pass" if gate else how, code, name, leftovers)
+
+    def _could_not_start(self, message: str) -> None:
+        self._say(f"--- could not be started: {message}")
+        self._end(RunState.FAILED, FailureClass.ENVIRONMENT, f"could not be started: {message}")
+
+    def _end(
+        self,
+        state: RunState,
+        failure: str,
+        message: str,
+        code: int | None = None,
+        signal_name: str = "",
+        leftovers: list[str] | None = None,
+    ) -> None:
+        record = ExitRecord(
+            run_id=self._record.run_id,
+            attempt=self._record.attempt,
+            state=state,
+            exit_code=code if code is None or code >= 0 else 128 - code,
+            signal=signal_name,
+            failure_class=str(failure),
+            message=message,
+            started=self._started,
+            ended=time.time(),
+            leftovers=leftovers or [],
+        )
+        for _ in range(EXIT_TRIES):
+            with contextlib.suppress(OSError):  # a full disk: somebody may make room
+                files.write_json(self._dir / names.EXIT, record.to_json())
+                return
+            time.sleep(1.0)
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            files.append_line(self._dir / names.LOG, line, durable=False)
+
+
+def _wait_for_stranger(pid: int, started_ticks: int) -> None:
+    """Return when a process that is not our child has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno == errno.ESRCH:
+            return
+        while processes.is_alive(pid, started_ticks):  # a kernel without pidfd
+            time.sleep(0.5)
+        return
+    try:
+        while processes.is_alive(pid, started_ticks):  # asked after the fd was opened, so the pid can't be another's
+            select.select([fd], [], [], 60.0)
+    finally:
+        os.close(fd)
+
+
+def _signal(pid: int, sig: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, sig)
+
+
+def _why_not_started(error: OSError, command: StageCommand) -> str:
+    if not command.cwd.is_dir():
+        return f"the folder {command.cwd} is not there"
+    word = command.argv[0]
+    if error.errno == errno.ENOENT:
+        return f"command not found: {word}"
+    if error.errno == errno.EACCES:
+        return f"{word} is not executable"
+    return f"{word}: {error.strerror}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

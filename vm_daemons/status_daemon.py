@@ -1,0 +1,325 @@
+"""`python -m vm_daemons.status_daemon`: what happens in the run folders becomes known to laptop and store.
+
+One thread composes the statuses, one ships logs and state files, one ships what an ended run made, one works for the
+store, one probes it and one sends heartbeats. So a dead mount, a big artefact or a laptop that is away holds up none of
+the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import platform
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names, processes
+from bridgehead.errors import BridgeheadError, NotFoundError, SupersededError, UsageError
+from bridgehead.records import Heartbeat, RunRecord
+from vm_daemons import daemons
+from vm_daemons.client import Backoff, BridgeClient
+from vm_daemons.gauges import Gauges, age_s
+from vm_daemons.home import VmHome
+from vm_daemons.run_mirror import RunMirror
+from vm_daemons.store import Store
+
+SHIP_EVERY_S = 0.1  # between two looks at the logs of live runs: a few stat calls
+COMPOSE_EVERY_S = 0.25
+IDLE_S = 0.5  # between two looks for a new run, where the system can't tell us of one
+WATCHED_IDLE_S = 2.0
+FRESH_S = 0.05  # between two looks at a folder that has just been made
+FRESH_FOR_S = 5.0
+STORE_EVERY_S = 1.0
+PROBE_EVERY_S = 15.0
+STORE_DEAD_AFTER_S = 60.0
+REFUSED_PAUSE_S = 15.0
+
+log = logging.getLogger("status_daemon")
+
+
+class StatusDaemon:
+    """`run()` returns once `stop()` was called, from a signal handler for example."""
+
+    def __init__(self, home: VmHome, client: BridgeClient, store: Store) -> None:
+        self._home = home
+        self._client = client
+        self._store = store
+        self._gauges = Gauges(home.root)
+        self._runs: dict[str, RunMirror] = {}
+        self._settled: dict[str, int] = {}  # run folders with nothing left to do → mtime at which that was seen
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._busy = threading.Event()  # set while there are live runs
+        self._idle_s = IDLE_S
+        self._heartbeat_s = 5.0
+        self._probe: dict[str, Any] = {}
+        self._store_ok_at = time.monotonic()
+        self._dead_store_told: set[str] = set()
+
+    def run(self) -> None:
+        self._gauges.start()
+        steps: dict[str, Callable[[], float]] = {
+            "ship": self._ship_step,
+            "outputs": self._outputs_step,
+            "store": self._store_step,
+            "probe": self._probe_step,
+            "heartbeat": self._heartbeat_step,
+        }
+        with contextlib.suppress(BridgeheadError, OSError):  # so that the first heartbeat already names the runs
+            self._compose_step()
+        # Daemon threads: one that hangs in a dead mount must not keep the process from ending.
+        for name, step in steps.items():
+            threading.Thread(target=self._loop, args=(name, step), name=name, daemon=True).start()
+        with _watching(self._home.runs, self._wake) as watched:
+            self._idle_s = WATCHED_IDLE_S if watched else IDLE_S
+            self._loop("compose", self._compose_step)
+        self._gauges.stop()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._wake.set()
+
+    def _loop(self, name: str, step: Callable[[], float]) -> None:
+        """Do `step` for ever with the pause that it returns; trouble is told once and tried again, ever slower."""
+        backoff, told = Backoff(0.5), ""
+        while not self._stopping.is_set():
+            try:
+                pause_s = step()
+                backoff.reset()
+                told = ""
+            except (BridgeheadError, OSError) as error:
+                told = self._tell_once(name, f"{error}", told)
+                pause_s = backoff.next_s()
+            except Exception:  # process edge: a fault of ours in one thread must not end log shipping or heartbeats
+                log.exception("%s: unexpected", name)
+                pause_s = max(5.0, backoff.next_s())
+            waiter = self._wake if name == "compose" else self._stopping
+            waiter.wait(pause_s)
+            if waiter is self._wake:
+                self._wake.clear()
+
+    def _tell_once(self, name: str, text: str, told: str) -> str:
+        if text != told:
+            log.warning("%s: %s", name, text)
+        return text
+
+    # --- statuses (main thread) --------------------------------------------------------------------------
+
+    def _compose_step(self) -> float:
+        being_made = self._discover()
+        for name, mirror in list(self._runs.items()):
+            if not mirror.abandoned:
+                mirror.compose(time.time())
+            self._settle(name, mirror)
+        if not self._runs:
+            self._busy.clear()
+            return FRESH_S if being_made else self._idle_s
+        self._busy.set()
+        return COMPOSE_EVERY_S
+
+    def _discover(self) -> bool:
+        """Take up new run folders, new attempts in known ones, and leave what has been mirrored.
+
+        True when a folder is so fresh that its run.json is still to come.
+        """
+        being_made = False
+        with contextlib.suppress(FileNotFoundError), os.scandir(self._home.runs) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    stat = entry.stat()
+                    if not (Path(entry.path) / names.RUN_RECORD).exists():
+                        being_made |= time.time() - stat.st_mtime < FRESH_FOR_S
+                    elif self._settled.get(entry.name) != stat.st_mtime_ns:
+                        self._take_up(entry.name, Path(entry.path), stat.st_mtime_ns)
+        return being_made
+
+    def _take_up(self, name: str, run_dir: Path, mtime_ns: int) -> None:
+        try:
+            record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+        except UsageError as error:
+            log.warning("%s: %s", name, error.message)
+            self._settled[name] = mtime_ns
+            return
+        known = self._runs.get(name)
+        if known is not None and known.record == record:
+            return
+        mirrored = files.read_json(run_dir / names.MIRRORED)
+        if isinstance(mirrored, dict) and mirrored.get("attempt") == record.attempt:
+            if mirrored.get("store") != "dead":
+                self._settled[name] = mtime_ns
+                return
+        mirror = RunMirror(self._client, run_dir, record)
+        mirror.abandoned = {"run_id": record.run_id, "attempt": record.attempt} in read_revoked(self._home)
+        self._runs[name] = mirror
+        self._busy.set()
+
+    def _settle(self, name: str, mirror: RunMirror) -> None:
+        """Write mirrored.json when all has left; forget the run when nothing is left to do for it."""
+        if mirror.abandoned:
+            self._forget(name, mirror)
+            return
+        if not (mirror.ended and mirror.shipped):
+            return
+        if mirror.store_complete or not self._store.available:
+            mirror.write_mirrored("complete" if mirror.store_complete else "none")
+            self._forget(name, mirror)
+        elif time.monotonic() - self._store_ok_at > STORE_DEAD_AFTER_S and name not in self._dead_store_told:
+            self._dead_store_told.add(name)
+            log.warning("%s: the store is dead; what this run made is on the laptop only", name)
+            mirror.write_mirrored("dead")
+
+    def _forget(self, name: str, mirror: RunMirror) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._settled[name] = mirror.run_dir.stat().st_mtime_ns
+        self._runs.pop(name, None)
+
+    # --- towards the laptop ------------------------------------------------------------------------------
+
+    def _ship_step(self) -> float:
+        if not self._busy.wait(1.0):
+            return 0.0
+        more = False
+        for mirror in self._reachable():
+            more = self._guarded(mirror, mirror.ship) or more
+        return 0.0 if more else SHIP_EVERY_S
+
+    def _outputs_step(self) -> float:
+        if not self._busy.wait(5.0):
+            return 0.0
+        for mirror in self._reachable():
+            if mirror.logs_shipped and not mirror.outputs_shipped:
+                self._guarded(mirror, mirror.ship_outputs)
+                self._wake.set()
+        return SHIP_EVERY_S
+
+    def _reachable(self) -> list[RunMirror]:
+        now = time.monotonic()
+        return [mirror for mirror in list(self._runs.values()) if not mirror.abandoned and mirror.not_before <= now]
+
+    def _guarded(self, mirror: RunMirror, action: Callable[[], bool | None]) -> bool:
+        """A refusal concerns this run alone. It is unsigned, so it only makes us wait: the signed hints decide."""
+        try:
+            return bool(action())
+        except (SupersededError, NotFoundError) as error:
+            log.warning("%s: %s", mirror.record.run_id, error.message)
+            mirror.not_before = time.monotonic() + REFUSED_PAUSE_S
+            return False
+
+    def _heartbeat_step(self) -> float:
+        hints = self._client.heartbeat(self._beat())
+        (self._home.state / daemons.CONTACT_MARK).touch()
+        self._heartbeat_s = min(60.0, max(0.5, float(hints.get("heartbeat_s", 5))))
+        revoked = hints.get("revoked", [])
+        if revoked:
+            self._revoke([{"run_id": str(item["run_id"]), "attempt": int(item["attempt"])} for item in revoked])
+        return self._heartbeat_s
+
+    def _beat(self) -> Heartbeat:
+        record = self._home.record()
+        statuses = [mirror.status for mirror in list(self._runs.values()) if mirror.status is not None]
+        return Heartbeat(
+            vm_id=self._client.vm_id,
+            boot_id=processes.boot_id(),
+            at=time.time(),
+            ship_sha256=str(record.get("ship_sha256", "")),
+            started=float(record.get("started", 0.0)),
+            hostname=socket.gethostname(),
+            python=platform.python_version(),
+            store=self._probe,
+            cell_age_s=age_s(self._home.state / daemons.CELL_MARK),
+            runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
+            **self._gauges.snapshot(),
+        )
+
+    # --- towards the store -----------------------------------------------------------------------------------
+
+    def _store_step(self) -> float:
+        if not self._busy.wait(5.0) or not self._store.available:
+            return STORE_EVERY_S
+        trouble: BridgeheadError | OSError | None = None
+        for mirror in list(self._runs.values()):
+            if mirror.abandoned or mirror.store_complete:
+                continue
+            try:
+                mirror.mirror_to(self._store)
+            except SupersededError as error:  # a higher attempt holds the lease in the store
+                log.warning("%s: %s", mirror.record.run_id, error.message)
+                self._revoke([{"run_id": mirror.record.run_id, "attempt": mirror.record.attempt}])
+            except (BridgeheadError, OSError) as error:  # the others get their turn all the same
+                trouble = error
+        if trouble is not None:
+            raise trouble
+        return STORE_EVERY_S
+
+    def _probe_step(self) -> float:
+        if self._store.available:
+            self._probe = self._store.probe()
+            if self._probe.get("ok"):
+                self._store_ok_at = time.monotonic()
+        return PROBE_EVERY_S
+
+    def _revoke(self, runs: list[dict[str, Any]]) -> None:
+        """Write them down for the command daemon, which kills them, and stop mirroring them."""
+        known = read_revoked(self._home)
+        fresh = [run for run in runs if run not in known]
+        if fresh:
+            files.write_json(self._home.state / daemons.REVOKED, known + fresh)
+        for mirror in list(self._runs.values()):
+            if {"run_id": mirror.record.run_id, "attempt": mirror.record.attempt} in runs:
+                mirror.abandoned = True
+
+
+def read_revoked(home: VmHome) -> list[dict[str, Any]]:
+    found = files.read_json(home.state / daemons.REVOKED)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+@contextlib.contextmanager
+def _watching(folder: Path, wake: threading.Event) -> Iterator[bool]:
+    """Set `wake` when something appears in `folder`, where watchdog is installed; else yield False.
+
+    Only the folder of runs is watched: events for each line of a log would cost more than to look at its size.
+    """
+    try:
+        from watchdog.events import DirCreatedEvent, FileSystemEvent, FileSystemEventHandler
+        from watchdog.observers import Observer
+    except ImportError:
+        yield False
+        return
+
+    class Handler(FileSystemEventHandler):
+        def on_any_event(self, event: FileSystemEvent) -> None:
+            wake.set()
+
+    observer = Observer()
+    try:
+        observer.schedule(Handler(), str(folder), recursive=False, event_filter=[DirCreatedEvent])
+        observer.start()
+    except OSError:  # out of inotify watches: looking now and then does too
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        observer.stop()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    home = VmHome.from_environment()
+    home.create()
+    daemon = StatusDaemon(home, BridgeClient(home), Store(home))
+    signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
+    log.info("started, pid %d", os.getpid())
+    daemon.run()
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

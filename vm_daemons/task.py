@@ -1,0 +1,35 @@
+"""One run or shell command in the hands of the command daemon."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from bridgehead.records import Command, Needs
+
+
+class Phase(Enum):
+    """waiting → preparing → running → leaving → gone; waiting → leaving when it never starts."""
+
+    WAITING = auto()  # for its inputs or for room on the machine
+    PREPARING = auto()  # checkpoint and inputs are on their way from the store
+    RUNNING = auto()  # its runner was started
+    LEAVING = auto()  # exit.json is there; what it made is on its way to the laptop
+    GONE = auto()  # finished, or another VM's
+
+
+@dataclass
+class Task:
+    command: Command
+    phase: Phase = Phase.WAITING
+    runner: subprocess.Popen[bytes] | None = None  # to reap it; None when an earlier daemon started it
+    told_started: bool = False
+    stops_wanted: int = 0
+    stops_sent: int = 0
+    bad_copies: int = 0
+    trouble: str = ""  # the last one that was written to the run's log
+
+    @property
+    def needs(self) -> Needs:
+        return self.command.spec.needs if self.command.spec is not None else Needs()

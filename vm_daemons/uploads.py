@@ -1,0 +1,203 @@
+"""How a run's files reach the laptop: growing files as deltas, everything else whole.
+
+The laptop's offset is the truth. A generation is one life of a growing file; the number of its bytes on the laptop
+tells how far the file has been shipped. A new attempt, another inode or a file that got shorter begins a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files
+from bridgehead.errors import NotFoundError, TransferError
+from vm_daemons.client import Backoff, BridgeClient, OffsetConflict
+
+LOG_PART_BYTES = 4 * 2**20  # small, so that the other files get their turn
+SINGLE_PUT_BYTES = 16 * 2**20
+PART_BYTES = 16 * 2**20  # below names.PART_MAX_BYTES: a part is held in memory
+GENERATIONS = "generations.json"  # in the run folder; private to this module
+_TRIES = 6  # without progress between them
+
+
+@dataclass(frozen=True)
+class _Life:
+    """One generation: its name, the inode it reads, and the byte of the file at which it begins.
+
+    `acked` is what the laptop was known to have when this was written down; a later attempt in the same file begins
+    there.
+    """
+
+    generation: str
+    attempt: int
+    inode: int
+    base: int
+    acked: int = field(default=0, compare=False)
+
+
+class GrowingUpload:
+    """Ships what is appended to one file. Bytes, never lines: a progress bar or binary output is as good as text."""
+
+    def __init__(self, client: BridgeClient, run_id: str, attempt: int, path: Path, name: str) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._attempt = attempt
+        self._path = path
+        self._name = name
+        self._life: _Life | None = None
+        self._offset = 0  # of this generation, as the laptop last told
+
+    def pending(self) -> bool:
+        """Whether there are bytes that the laptop has not got. Two stat calls at most."""
+        stat = self._stat()
+        if stat is None or (stat.st_size == 0 and self._life is None):
+            return False
+        life = self._life
+        if life is None or life.inode != stat.st_ino:
+            return True
+        return stat.st_size != life.base + self._offset
+
+    def ship(self) -> bool:
+        """Send at most one part; True when more is waiting. Raises what BridgeClient raises."""
+        if not self.pending():
+            return False
+        self._ensure_life()
+        life = self._life
+        if life is None:  # removed since
+            return False
+        with self._path.open("rb") as handle:
+            if os.fstat(handle.fileno()).st_ino != life.inode:
+                return True  # replaced just now: a new generation next time
+            handle.seek(life.base + self._offset)
+            data = handle.read(LOG_PART_BYTES)
+        if not data:
+            return False
+        try:
+            self._offset = self._client.append(
+                self._run_id, self._name, self._attempt, life.generation, self._offset, data
+            )
+        except OffsetConflict as conflict:
+            self._offset = conflict.offset
+        except (TransferError, NotFoundError):
+            self._life = None  # the part may have arrived or not, or nothing is known of it: ask before the next one
+            raise
+        self._remember(replace(life, acked=self._offset))
+        return self.pending()
+
+    def _ensure_life(self) -> None:
+        """Find or begin the generation that the file is in now, and ask the laptop how much of it it has."""
+        stat = self._stat()
+        if stat is None:
+            return
+        life = self._life or self._remembered()
+        changed = life is None or life.inode != stat.st_ino or life.attempt != self._attempt
+        if changed or life is None:
+            life = self._begin(life, stat, truncated=False)
+        elif stat.st_size < life.base + self._offset:
+            life = self._begin(life, stat, truncated=True)
+        if self._life != life:
+            upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+            if stat.st_size < life.base + upload.offset:  # it shrank while nobody looked
+                life = self._begin(life, stat, truncated=True)
+                upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+            self._offset = upload.offset
+            self._life = life
+
+    def _begin(self, old: _Life | None, stat: os.stat_result, *, truncated: bool) -> _Life:
+        base = 0
+        if old is not None and old.inode == stat.st_ino and not truncated:
+            base = min(stat.st_size, old.base + old.acked)  # a new attempt goes on in the same file
+        generation = f"{self._client.vm_id}-{self._attempt}-{stat.st_ino}"
+        if truncated:
+            generation += f"-{time.time_ns():x}"
+        life = _Life(generation, self._attempt, stat.st_ino, base)
+        self._remember(life)
+        return life
+
+    def _remembered(self) -> _Life | None:
+        try:
+            return _Life(**_read_lives(self._path.parent)[self._name])
+        except (KeyError, TypeError):
+            return None
+
+    def _remember(self, life: _Life) -> None:
+        # No fsync, since each part comes by here: it matters on this VM alone, and only for as long as that is up.
+        path = self._path.parent / GENERATIONS
+        temp = path.with_name(f"{files.TEMP_PREFIX}{GENERATIONS}")
+        temp.write_bytes(files.canonical_json({**_read_lives(path.parent), self._name: vars(life)}))
+        os.replace(temp, path)
+
+    def _stat(self) -> os.stat_result | None:
+        try:
+            return self._path.stat()
+        except FileNotFoundError:
+            return None
+
+
+def upload_file(client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:
+    """Send one file: small ones by PUT, larger ones in parts that are resumed after trouble.
+
+    Raises TransferError once several tries in a row brought no progress, and what else BridgeClient raises.
+    """
+    if path.stat().st_size <= SINGLE_PUT_BYTES:
+        client.put(run_id, relative, path, attempt)
+        return
+    upload = _SizedUpload(client, run_id, attempt, path, relative)
+    backoff, tries, reached = Backoff(), 0, -1
+    while True:
+        try:
+            upload.go_on()
+            return
+        except TransferError as error:
+            # A part or the last answer may have been lost: the next turn asks the laptop where it stands.
+            tries = 0 if upload.offset > reached else tries + 1
+            reached = max(reached, upload.offset)
+            if tries >= _TRIES:
+                raise
+            if upload.offset >= upload.size and not isinstance(error, OffsetConflict):
+                upload.forget()
+            time.sleep(backoff.next_s())
+
+
+class _SizedUpload:
+    """One large file on its way in parts; the generation holds its hash, so another content is another upload."""
+
+    def __init__(self, client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:
+        self._client = client
+        self._where = (run_id, relative, attempt)
+        self._path = path
+        self.size = path.stat().st_size
+        self._sha256 = files.sha256_file(path)
+        self._generation = f"{client.vm_id}-{attempt}-{self._sha256[:16]}"
+        self.offset = 0
+
+    def go_on(self) -> None:
+        """From where the laptop stands to the end. Raises TransferError when it is cut."""
+        state = self._client.open_upload(*self._where, self._generation, length=self.size, sha256=self._sha256)
+        self.offset = state.offset
+        with self._path.open("rb") as handle:
+            complete = state.complete
+            while not complete:
+                handle.seek(self.offset)
+                data = handle.read(min(PART_BYTES, self.size - self.offset))
+                complete = self.offset + len(data) >= self.size
+                if not data and not complete:
+                    raise TransferError(f"{self._path.name} got shorter while it was sent")
+                self.offset = self._client.append(
+                    *self._where, self._generation, self.offset, data, complete=complete
+                )
+
+    def forget(self) -> None:
+        """All bytes are there and the laptop refused the whole: it was damaged on the way, so start again."""
+        with contextlib.suppress(TransferError, NotFoundError):
+            self._client.forget_upload(*self._where, self._generation)
+
+
+def _read_lives(folder: Path) -> dict[str, Any]:
+    lives = files.read_json(folder / GENERATIONS)
+    return lives if isinstance(lives, dict) else {}
+
