@@ -18,7 +18,7 @@ from bridgehead.errors import TransferError, UsageError, VerificationError
 
 STALL_S: Final = 30.0
 SMALL_MAX_BYTES: Final = 2**20
-_BATCH_BYTES: Final = 1 * 2**20
+_BATCH_BYTES: Final = 4 * 2**20
 
 
 def check_head(request: web.BaseRequest, limit_bytes: int) -> int | None:
@@ -39,64 +39,64 @@ def check_head(request: web.BaseRequest, limit_bytes: int) -> int | None:
 async def read_small(request: web.BaseRequest, body_sha256: bytes, limit_bytes: int = SMALL_MAX_BYTES) -> bytes:
     """A whole small body, checked against its signed digest."""
     check_head(request, limit_bytes)
-    body = b"".join([piece async for piece in _pieces(request, limit_bytes)])
+    pieces = [piece async for batch in _batches(request, limit_bytes) for piece in batch]
+    body = b"".join(pieces)
     if hashlib.sha256(body).digest() != body_sha256:
         raise _wrong_digest()
     return body
 
 
 async def receive(
-    request: web.BaseRequest, body_sha256: bytes, limit_bytes: int, take: Callable[[memoryview], object]
+    request: web.BaseRequest, body_sha256: bytes, limit_bytes: int, take: Callable[[list[bytes]], None]
 ) -> None:
-    """Hand a body to `take`, batch by batch on a thread; the memory of a batch is used again after that.
+    """Hand a body to `take`, batch by batch on a thread.
 
     The digest is known at the end only: `take` must not make anything visible before this returns. No call of
     `take` is under way any more once this has returned or raised.
     """
-    announced_bytes = check_head(request, limit_bytes)
+    check_head(request, limit_bytes)
     digest = hashlib.sha256()
 
-    def work(batch: memoryview) -> None:
-        digest.update(batch)
+    def work(batch: list[bytes]) -> None:
+        for piece in batch:
+            digest.update(piece)
         take(batch)
 
-    batch_bytes = min(_BATCH_BYTES, limit_bytes if announced_bytes is None else announced_bytes)
-    filling, spare = bytearray(batch_bytes), bytearray(batch_bytes)
-    filled = 0
     working: asyncio.Future[None] | None = None
     try:
-        async for piece in _pieces(request, limit_bytes):
-            rest = memoryview(piece)
-            while rest:
-                room = min(len(rest), batch_bytes - filled)
-                filling[filled : filled + room] = rest[:room]
-                filled, rest = filled + room, rest[room:]
-                if filled == batch_bytes:
-                    if working is not None:
-                        await working
-                    working = asyncio.get_running_loop().run_in_executor(None, work, memoryview(filling))
-                    filling, spare, filled = spare, filling, 0
+        async for batch in _batches(request, limit_bytes):
+            if working is not None:
+                await working
+            working = asyncio.get_running_loop().run_in_executor(None, work, batch)
     finally:
         if working is not None:
             await asyncio.wait([working])
     if working is not None:
         working.result()
-    if filled:
-        await asyncio.to_thread(work, memoryview(filling)[:filled])
     if digest.digest() != body_sha256:
         raise _wrong_digest()
 
 
-async def _pieces(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[bytes]:
-    """A body as it arrives. One that is cut raises ConnectionError and never ends early."""
+async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[list[bytes]]:
+    """Pieces as they arrive, gathered without a copy. A cut body raises ConnectionError, never ends early."""
     if "Expect" in request.headers and request.transport is not None:
         request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    total_bytes = 0
-    while piece := await _piece(request):
+    batch: list[bytes] = []
+    batch_bytes = total_bytes = 0
+    while True:
+        piece = await _piece(request)
+        if not piece:
+            break
         total_bytes += len(piece)
         if total_bytes > limit_bytes:
             raise _too_big(limit_bytes)
-        yield piece
+        batch.append(piece)
+        batch_bytes += len(piece)
+        if batch_bytes >= _BATCH_BYTES:
+            yield batch
+            batch, batch_bytes = [], 0
+    if batch:
+        yield batch
 
 
 async def _piece(request: web.BaseRequest) -> bytes:

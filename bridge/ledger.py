@@ -280,10 +280,15 @@ def _apply_ack(db: sqlite3.Connection, row: sqlite3.Row, record: AckRecord, now:
     state, failure_class = _outcome(row, record)
     db.execute(
         "UPDATE commands SET state = ?, exit_code = ?, failure_class = ?, reason = ?, updated = ? WHERE seq = ?",
-        (state, record.exit_code, failure_class, record.reason, now, row["seq"]),
+        (state, record.exit_code, failure_class, _plain(record.reason), now, row["seq"]),
     )
     fail_orphans(db, now)
     return True
+
+
+def _plain(text: str) -> str:
+    """What a VM says, cut to a readable length; half a surrogate pair (a file name that is not UTF-8) is no text."""
+    return text[:2000].encode(errors="replace").decode()
 
 
 def _outcome(row: sqlite3.Row, record: AckRecord) -> tuple[str, str]:

@@ -10,6 +10,8 @@ import json
 import sqlite3
 
 from bridge.ledger_rows import ENDED, VmState, command, fail_orphans, next_delivery
+from bridgehead import paths
+from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, Heartbeat
@@ -74,14 +76,21 @@ def commands_of(db: sqlite3.Connection, vm_id: str, after: int) -> list[Command]
 
 
 def revoked(db: sqlite3.Connection, beat: Heartbeat) -> list[tuple[str, int]]:
-    """The runs that the VM reports and that are no longer its own."""
-    listed = [(str(run.get("run_id", "")), int(run.get("attempt", 0))) for run in beat.runs]
-    return [(run_id, attempt) for run_id, attempt in listed if not owns(db, run_id, beat.vm_id, attempt)]
+    """The runs that the VM reports and that are no longer its own. Raises UsageError for a list that is none of runs."""
+    revoked = []
+    for run in beat.runs:
+        run_id, attempt = (run.get("run_id"), run.get("attempt")) if isinstance(run, dict) else (None, None)
+        if not isinstance(run_id, str) or not paths.is_run_id(run_id) or not isinstance(attempt, int):
+            raise UsageError("Heartbeat.runs: each run needs a run_id and an attempt")
+        if not owns(db, run_id, beat.vm_id, attempt):
+            revoked.append((run_id, attempt))
+    return revoked
 
 
 def owns(db: sqlite3.Connection, run_id: str, vm_id: str, attempt: int) -> bool:
-    query = "SELECT 1 FROM commands WHERE run_id = ? AND vm_id = ? AND attempt = ? AND run_id != '' AND vm_id != ''"
-    return db.execute(query, (run_id, vm_id, attempt)).fetchone() is not None
+    query = "SELECT attempt FROM commands WHERE run_id = ? AND vm_id = ? AND run_id != '' AND vm_id != ''"
+    row = db.execute(query, (run_id, vm_id)).fetchone()
+    return row is not None and row["attempt"] == attempt
 
 
 def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: float) -> None:

@@ -15,7 +15,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -109,7 +109,7 @@ class UploadStore:
         with self._lock(path):
             return self._progress(self._checked(path, generation), self._target(path))
 
-    def append(self, path: str, generation: str, offset: int, part: bytes | bytearray, *, last: bool) -> Progress:
+    def append(self, path: str, generation: str, offset: int, part: Sequence[bytes], *, last: bool) -> Progress:
         """Add a verified part. Raises OffsetMismatch, NotFoundError, SupersededError, OSError (nothing was added),
         UsageError (it does not fit the announced length) and VerificationError (the whole has another hash)."""
         with self._lock(path):
@@ -118,7 +118,7 @@ class UploadStore:
             before = self._progress(upload, target)
             if upload.complete or offset != before.offset:
                 raise OffsetMismatch(before)
-            end = offset + len(part)
+            end = offset + sum(map(len, part))
             if upload.length is not None and (end > upload.length or (last and end < upload.length)):
                 raise UsageError(f"the part ends at {end}, the upload was announced with {upload.length} bytes")
             if upload.length is None:
@@ -237,14 +237,15 @@ def prepare_target(root: Path, path: str) -> Path:
 _TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-def _append(fd: int, part: bytes | bytearray, *, durable: bool) -> None:
+def _append(fd: int, part: Sequence[bytes], *, durable: bool) -> None:
     """Write and close; after an error (disk full) the file is as long as before."""
     try:
         size = os.fstat(fd).st_size
         try:
-            rest = memoryview(part)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
+            for piece in part:
+                view = memoryview(piece)
+                while view:
+                    view = view[os.write(fd, view) :]
             if durable:
                 os.fsync(fd)
         except OSError:

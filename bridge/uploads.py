@@ -59,7 +59,7 @@ class Uploads:
         target = await asyncio.to_thread(prepare_target, self.root, path)
         status = 204 if target.exists() else 201
         async with _written(target) as handle:
-            await bodies.receive(request, body_sha256, names.PUT_MAX_BYTES, handle.write)
+            await bodies.receive(request, body_sha256, names.PUT_MAX_BYTES, handle.writelines)
         return answer_empty(status)
 
     async def _post(self, headers: Mapping[str, str], path: str) -> web.Response:
@@ -84,7 +84,7 @@ class Uploads:
         present = await asyncio.to_thread(self.store.progress, path, generation)
         if present.complete or present.offset != offset:  # before 32 MiB are read for nothing; decided again below
             raise _mismatch(present)
-        part = bytearray()
+        part: list[bytes] = []
         await bodies.receive(request, body_sha256, names.PART_MAX_BYTES, part.extend)
         try:
             progress = await asyncio.to_thread(self.store.append, path, generation, offset, part, last=last)

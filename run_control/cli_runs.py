@@ -218,11 +218,11 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
     from run_control import bridge_control
     from run_control import wait as waiting
 
-    if bridge_control.find(project) is None:
-        note("no bridge is running: nothing new arrives until bridgehead up")
     last: dict[str, RunView] = {}
     one = run_ids[0] if len(run_ids) == 1 else ""
     with detaching(one, " ".join(["bridgehead wait", *run_ids])):
+        if bridge_control.find(project) is None:
+            note("no bridge is running: nothing new arrives until bridgehead up")
         for sequence, view in enumerate(waiting.watch(project, run_ids, timeout_s=timeout_s), start=1):
             if as_json:
                 event(sequence, {"run": view.to_json()})

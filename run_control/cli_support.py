@@ -37,10 +37,6 @@ def run(app: typer.Typer, argv: Sequence[str], prog: str) -> int:
         return _report(error, as_json)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED_EXIT_CODE
-    except BrokenPipeError:
-        # The reader (head, less) has left. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         return _report(_os_error(error), as_json)
     except Exception as error:  # noqa: BLE001 - the process edge: one line, never a traceback with locals
@@ -81,8 +77,13 @@ def event(sequence: int, values: Mapping[str, Any]) -> None:
 
 def say(text: str = "") -> None:
     """A line of data."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader (head, less) has left. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit(0) from None
 
 
 def note(text: str) -> None:
@@ -140,10 +141,10 @@ def _say_json(values: Mapping[str, Any]) -> None:
 
 
 def _report(error: BridgeheadError, as_json: bool) -> int:
-    with contextlib.suppress(BrokenPipeError):
-        if as_json:
+    if as_json:
+        with contextlib.suppress(typer.Exit):
             _say_json({"ok": False, "error": _error_body(error)})
-        _note_error(error)
+    _note_error(error)
     return error.exit_code
 
 

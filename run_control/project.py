@@ -80,6 +80,8 @@ def find(start: Path | None = None) -> Project:
     Raises ProjectError when there is none.
     """
     here = (start or Path.cwd()).absolute()
+    if not here.is_dir():
+        raise ProjectError(f"no folder {here}", hint="bridgehead init DIR makes a project in a new folder")
     for folder in (here, *here.parents):
         if (folder / names.PROJECT_FILE).is_file():
             return Project(folder)

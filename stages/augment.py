@@ -1,4 +1,4 @@
-"""Two random views of a clip. Each number comes from (seed, epoch, clip id), so a resumed run sees the same views."""
+"""Random views of a clip. Each number comes from (seed, epoch, clip id), so a resumed run sees the same views."""
 
 from __future__ import annotations
 
@@ -21,6 +21,11 @@ _MASK = 12
 def two_views(clips: Tensor, ids: Ints, seed: int, epoch: int, std: Tensor) -> tuple[Tensor, Tensor]:
     """Two augmented copies of clips (B, T, C), raw units; `std` is the pool's, per channel."""
     return _view(clips, ids, seed, epoch, 0, std), _view(clips, ids, seed, epoch, 1, std)
+
+
+def one_view(clips: Tensor, ids: Ints, seed: int, epoch: int, std: Tensor) -> Tensor:
+    """The first of them."""
+    return _view(clips, ids, seed, epoch, 0, std)
 
 
 def _view(clips: Tensor, ids: Ints, seed: int, epoch: int, number: int, std: Tensor) -> Tensor:

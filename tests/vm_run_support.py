@@ -11,11 +11,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from support import wait_until
-
 import bridgehead
 from bridgehead import files, names, processes
 from bridgehead.records import ExitRecord, RunRecord, StageSpec
+from support import wait_until
 from vm_daemons import launch
 from vm_daemons.home import VmHome
 
@@ -38,7 +37,13 @@ def python(code: str) -> str:
 
 
 def run_folder(
-    home: VmHome, command: str, *, run_id: str = "train-0001-abc123", stage: str = "train", attempt: int = 1, **spec: object
+    home: VmHome,
+    command: str,
+    *,
+    run_id: str = "train-0001-abc123",
+    stage: str = "train",
+    attempt: int = 1,
+    **spec: object,
 ) -> Path:
     """A run folder with run.json, ready to be started."""
     run_dir = home.run(run_id)

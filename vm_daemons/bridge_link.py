@@ -19,6 +19,7 @@ _log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
 MOST_PAUSE_S = 15.0
+DISPUTE_PAUSE_S = 15.0  # until a superseded answer is sent again
 FALLBACK_AFTER = 8  # failures in a row, about 40 s; then a short poll every 30 s until one works
 
 
@@ -75,14 +76,28 @@ class Poller:
 
 
 class Outbox:
-    """Brings each answer to the laptop, in order for each command, as often as it takes. The journal is its memory."""
+    """Brings each answer to the laptop, in order for each command, as often as it takes. The journal is its memory.
 
-    def __init__(self, client: Client, vm_id: str, journal: Journal, superseded: Callable[[Command], None]) -> None:
+    "Superseded" is an unsigned answer, so it ends nothing: it is asked again later, and `disputed` and `settled` hear
+    of it. That another VM owns a run is known when the signed hints say so.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        vm_id: str,
+        journal: Journal,
+        *,
+        disputed: Callable[[Command], None],
+        settled: Callable[[Command], None],
+    ) -> None:
         self._client = client
         self._vm_id = vm_id
         self._journal = journal
-        self._superseded = superseded
+        self._disputed = disputed
+        self._settled = settled
         self._due: deque[Entry] = deque()
+        self._later: deque[tuple[float, Entry]] = deque()  # those in dispute, and when to ask again
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="acks", daemon=True)
@@ -102,8 +117,10 @@ class Outbox:
     def _run(self) -> None:
         failures = 0
         while not self._stop.is_set():
-            self._wake.wait()
+            self._wake.wait(max(0.0, self._later[0][0] - time.monotonic()) if self._later else None)
             self._wake.clear()
+            while self._later and self._later[0][0] <= time.monotonic():
+                self._due.append(self._later.popleft()[1])
             while self._due and not self._stop.is_set():
                 if self._send(self._due[0]):
                     failures = 0
@@ -113,13 +130,14 @@ class Outbox:
                 self._stop.wait(pause_after(failures))
 
     def _send(self, entry: Entry) -> bool:
-        """False when it has to be tried again."""
+        """False when it has to be tried again at once."""
         command = entry.command
         for record in owed(entry, self._vm_id):
             try:
                 self._client.ack(command.id, record)
             except SupersededError:
-                self._superseded(command)
+                self._disputed(command)
+                self._later.append((time.monotonic() + DISPUTE_PAUSE_S, entry))
                 return True
             except (NotFoundError, UsageError) as error:  # the bridge knows no such command, or refuses this answer
                 _log.warning("the answer %s to %s is refused: %s", record.ack, command.id, error.message)
@@ -127,6 +145,7 @@ class Outbox:
                 _log.info("an answer is kept for later: %s", error.message)
                 return False
             self._journal.acked(command, record.ack)
+        self._settled(command)
         return True
 
 

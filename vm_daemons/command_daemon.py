@@ -82,7 +82,9 @@ class CommandDaemon:
             superseded=self._abandon,
         )
         self._inputs = Inputs(home, store, self._when_inputs_found)
-        self._outbox = Outbox(client, self._vm_id, self._journal, self._when_superseded)
+        self._outbox = Outbox(
+            client, self._vm_id, self._journal, disputed=self._when_disputed, settled=self._when_settled
+        )
         self._poller = Poller(client, self._journal.highest_delivery, self._when_delivered)
         self._replay()
 
@@ -118,6 +120,7 @@ class CommandDaemon:
         dying = self._keeper.kill_dying()
         for task in list(self._tasks.values()):
             record = self._keeper.watch(task)
+            self._answer_stops(task)
             if record is not None:
                 self._finish(task, record)
         self._start_what_may()
@@ -128,8 +131,13 @@ class CommandDaemon:
     def _when_delivered(self, commands: list[Command]) -> None:
         self._hand_over(lambda: self._undigested.extend(commands))
 
-    def _when_superseded(self, command: Command) -> None:
-        self._hand_over(lambda: self._abandon(command))
+    def _when_disputed(self, command: Command) -> None:
+        self._hand_over(lambda: self._dispute(command, disputed=True))
+
+    def _when_settled(self, command: Command) -> None:
+        task = self._tasks.get(command.id)
+        if task is not None and task.disputed:
+            self._hand_over(lambda: self._dispute(command, disputed=False))
 
     def _when_inputs_found(self, states: dict[str, RunState]) -> None:
         self._hand_over(lambda: self._learn(states))
@@ -137,6 +145,11 @@ class CommandDaemon:
     def _learn(self, states: dict[str, RunState]) -> None:
         self._inputs.learn(states)
         self._keeper.dirty = self._keeper.dirty or bool(states)
+
+    def _dispute(self, command: Command, *, disputed: bool) -> None:
+        task = self._tasks.get(command.id)
+        if task is not None and task.command.attempt == command.attempt:
+            task.disputed, self._keeper.dirty = disputed, True
 
     def _hand_over(self, action: Callable[[], None]) -> None:
         self._events.put(action)
@@ -233,7 +246,7 @@ class CommandDaemon:
     def _held_back(self, task: Task) -> bool:
         """A run after a sync in the queue gets the new payload; one whose old attempt is still dying waits for that."""
         after_sync = any(sync.seq < task.command.seq for sync in self._syncs.values())
-        return after_sync or self._keeper.is_dying(task.command.run_id)
+        return after_sync or task.disputed or self._keeper.is_dying(task.command.run_id)
 
     # --- end -----------------------------------------------------------------------------------------
 
@@ -243,8 +256,16 @@ class CommandDaemon:
             reason = f"{command.argument} is not running or waiting on this VM"
             self._answer(command, names.Ack.FINISHED, state=RunState.FAILED, reason=reason)
             return
-        self._keeper.stop(task, replayed=replayed)
-        self._answer(command, names.Ack.FINISHED, state=RunState.DONE)
+        self._report(command)
+        self._keeper.stop(task, command, replayed=replayed)
+
+    def _answer_stops(self, task: Task) -> None:
+        if task.phase is not Phase.RUNNING:  # it ended before they could be passed on
+            task.stops_passed += task.stops
+            task.stops = []
+        while task.stops_passed:
+            self._answer(task.stops_passed[0], names.Ack.FINISHED, state=RunState.DONE)
+            task.stops_passed.pop(0)
 
     def _finish(self, task: Task, record: ExitRecord) -> None:
         self._answer(
@@ -282,6 +303,7 @@ class CommandDaemon:
         self._journal.abandoned(command)
         del self._tasks[command.id]
         self._keeper.lose(task)
+        self._answer_stops(task)
         _log.warning("%s, attempt %d, belongs to another VM now", command.run_id, command.attempt)
 
     # --- inside ------------------------------------------------------------------------------------

@@ -83,12 +83,16 @@ def stage_lives(run_dir: Path) -> bool:
     return record is not None and processes.is_alive(record.stage_pid, record.stage_start)
 
 
-def request_stop(run_dir: Path) -> None:
-    """Ask a stage to save and leave; asked a second time, its runner kills it."""
-    (run_dir / names.STOP_REQUEST).touch()
+def request_stop(run_dir: Path) -> bool:
+    """Ask a stage to save and leave; asked a second time, its runner kills it.
+
+    False when the runner has not said yet who it is: ask again then.
+    """
     record = process_record(run_dir)
-    if record is not None:
-        processes.send(record.runner_pid, signal.SIGTERM, started_ticks=record.runner_start)
+    if record is None or not processes.is_alive(record.runner_pid, record.runner_start):
+        return False
+    (run_dir / names.STOP_REQUEST).touch()
+    return processes.send(record.runner_pid, signal.SIGTERM, started_ticks=record.runner_start)
 
 
 def kill(run_dir: Path) -> bool:

@@ -60,6 +60,12 @@ def exit_record(run_dir: Path) -> ExitRecord | None:
         return None
 
 
+def has_left(run_dir: Path, attempt: int) -> bool:
+    """Whether all that this attempt made has reached store and laptop."""
+    mirrored = files.read_json(run_dir / names.MIRRORED)
+    return isinstance(mirrored, dict) and mirrored.get("attempt") == attempt
+
+
 def fetched_input(home: VmHome, run_id: str) -> Path:
     return home.root / INPUTS / run_id
 

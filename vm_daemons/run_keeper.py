@@ -87,18 +87,20 @@ class RunKeeper:
         run_dir = self._home.run(task.command.run_id)
         if task.phase is Phase.RUNNING:
             self._watch_running(task, run_dir)
-        elif task.phase is Phase.LEAVING and (run_dir / names.MIRRORED).exists():
+        elif task.phase is Phase.LEAVING and run_folder.has_left(run_dir, task.command.attempt):
             return run_folder.exit_record(run_dir)
         return None
 
-    def stop(self, task: Task, *, replayed: bool) -> None:
-        """Asked once: save and leave. Asked again: killed."""
-        if task.phase is Phase.RUNNING:
-            # Before it was killed the daemon may have passed this stop on, and a second one would kill the stage.
-            sent = replayed and (self._home.run(task.command.run_id) / names.STOP_REQUEST).exists()
-            task.stops_wanted += 0 if sent else 1
-        elif task.phase is not Phase.LEAVING:
+    def stop(self, task: Task, command: Command, *, replayed: bool) -> None:
+        """Asked once: save and leave. Asked again: killed. The command counts as done when it is in `stops_passed`."""
+        # Before it was killed the daemon may have passed this stop on, and a second one would kill the stage.
+        sent = replayed and (self._home.run(task.command.run_id) / names.STOP_REQUEST).exists()
+        if task.phase is Phase.RUNNING and not sent:
+            task.stops.append(command)
+            return
+        if task.phase in (Phase.WAITING, Phase.PREPARING):
             self.end_unstarted(task, RunState.STOPPED, FailureClass.STOPPED, "stopped before it started")
+        task.stops_passed.append(command)
 
     def lose(self, task: Task) -> None:
         """Another VM or attempt owns it: end its processes and write nothing."""
@@ -200,7 +202,5 @@ class RunKeeper:
 
     def _pass_stop_on(self, task: Task, run_dir: Path) -> None:
         """One signal a turn, and only once the runner has said who it is: the second one kills."""
-        record = launch.process_record(run_dir) if task.stops_sent < task.stops_wanted else None
-        if record is not None and record.stage_pid:
-            launch.request_stop(run_dir)
-            task.stops_sent += 1
+        if task.stops and launch.request_stop(run_dir):
+            task.stops_passed.append(task.stops.pop(0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from bridgehead.records import Command, Needs
@@ -25,8 +25,9 @@ class Task:
     phase: Phase = Phase.WAITING
     runner: subprocess.Popen[bytes] | None = None  # to reap it; None when an earlier daemon started it
     told_started: bool = False
-    stops_wanted: int = 0
-    stops_sent: int = 0
+    stops: list[Command] = field(default_factory=list)  # to be passed on to the runner
+    stops_passed: list[Command] = field(default_factory=list)  # passed on, and not yet answered
+    disputed: bool = False  # the bridge says, unsigned, that another VM owns it: it does not start meanwhile
     bad_copies: int = 0
     trouble: str = ""  # the last one that was written to the run's log
 

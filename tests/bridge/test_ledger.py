@@ -283,6 +283,18 @@ def test_an_ack_of_an_unknown_command_or_state_is_refused(ledger: Ledger) -> Non
         ack(ledger, command, Ack.FINISHED, state="wonderful")
 
 
+def test_a_reason_that_is_no_text_and_a_heartbeat_without_runs_are_no_faults_of_ours(ledger: Ledger) -> None:
+    take(ledger, "run:pretrain")
+    ack(
+        ledger, ledger.deliver(A, 0)[0], Ack.FINISHED, exit_code=1, state="failed", reason="no file \udcff" + "x" * 9999
+    )
+    assert row(ledger, 1).reason.startswith("no file ?") and len(row(ledger, 1).reason) == 2000
+    for runs in ([{}], ["x"], [{"run_id": "pretrain-0001-abcdef", "attempt": "1"}]):
+        with pytest.raises(UsageError):
+            ledger.heartbeat(Heartbeat(A, "boot", 0.0, runs=runs))
+    assert ledger.heartbeat(beat(A, ("pretrain-0009-abcdef", 2**70))) == [("pretrain-0009-abcdef", 2**70)]
+
+
 def test_unknown_is_a_failure_of_its_own_class_and_rejected_ends_the_command(ledger: Ledger) -> None:
     take(ledger, encode_shell("rm -rf scratch"), "run:pretrain")
     shell, run = ledger.deliver(A, 0)

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import wait_until
 
 from bridge import queue_file
 from bridge.ledger import Ledger
@@ -18,6 +17,7 @@ from bridge.queue_file import QueueReader, QueueWatcher
 from bridgehead import names
 from bridgehead.errors import ProjectError
 from bridgehead.records import StageSpec
+from support import wait_until
 
 PROJECT = ProjectView("watch", {"pretrain": StageSpec("pretrain", "bridgehead:pretrain")})
 

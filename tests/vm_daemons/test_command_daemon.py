@@ -1,4 +1,4 @@
-"""The command daemon against a laptop that tests control: what starts, what waits, what is answered, and what is not."""
+"""The command daemon against a laptop that tests control: what starts, waits, is answered, and what is not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support import wait_until
 from vm_run_support import SHIP, exit_of, is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 from bridgehead import checkpoints, files, names
@@ -19,6 +18,7 @@ from bridgehead.errors import NotFoundError, SupersededError, TransferError
 from bridgehead.names import Ack, FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord, Needs, RunRecord, StageSpec
+from support import wait_until
 from vm_daemons import bridge_link, command_daemon, run_keeper
 from vm_daemons.bridge_link import FALLBACK_AFTER, Poller
 from vm_daemons.capacity import Capacity
@@ -29,6 +29,7 @@ from vm_daemons.journal import Journal
 from vm_daemons.store import Store
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")
+WAITS = python("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)")
 SAVES = python(
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
@@ -131,7 +132,7 @@ class Rig:
         return self.home.run(command.run_id)
 
     def mirror(self, command: Command) -> None:
-        files.write_json(self.dir(command) / names.MIRRORED, {"v": 1})
+        files.write_json(self.dir(command) / names.MIRRORED, {"v": 1, "attempt": command.attempt})
 
     def wait_for_exit(self, command: Command) -> ExitRecord:
         wait_until((self.dir(command) / names.EXIT).exists, what=f"the end of {command.run_id}")
@@ -417,14 +418,60 @@ def test_a_revoked_run_is_killed_and_not_spoken_of_again(rig: Rig) -> None:
     assert rig.laptop.answers(train) == ["accepted", "started"]
 
 
-def test_an_answer_that_is_superseded_ends_the_run_here(rig: Rig) -> None:
-    train = rig.run(SLEEP)
-    rig.laptop.refuse = lambda _id, record: SupersededError("another VM has it") if record.ack is Ack.STARTED else None
+def test_an_unsigned_superseded_ends_nothing_that_runs(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever holds the tunnel could forge it; only the signed hints take a run away."""
+    monkeypatch.setattr(bridge_link, "DISPUTE_PAUSE_S", 0.05)
+    disputed = threading.Event()
+    disputed.set()
+    refused: list[str] = []
+
+    def refuse(_id: str, record: AckRecord) -> Exception | None:
+        if record.ack is not Ack.STARTED or not disputed.is_set():
+            return None
+        refused.append(str(record.ack))
+        return SupersededError("another VM has it")
+
+    rig.laptop.refuse = refuse
+    train = rig.run(WAITS)
     with rig.daemon():
         rig.laptop.queue(train)
-        wait_until(lambda: _journal_has(rig.home, "abandoned"), what="the entry in the journal")
-        wait_until(lambda: not _tagged(rig, train), what="the stage's end")
-    assert not (rig.dir(train) / names.EXIT).exists()
+        wait_for_log(rig.dir(train), "up")
+        wait_until(lambda: len(refused) >= 3, what="the answer sent again")
+        disputed.clear()
+        (rig.home.payload / "go").touch()
+        assert rig.wait_for_exit(train).state is RunState.DONE
+        rig.mirror(train)
+        rig.laptop.finished(train)
+
+
+def test_a_waiting_run_in_dispute_does_not_start_until_the_bridge_agrees(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bridge_link, "DISPUTE_PAUSE_S", 0.05)
+    first = rig.run(WAITS)
+    second = rig.run(ENV, stage="tune", inputs={"train": first.run_id})
+    disputed = threading.Event()
+    disputed.set()
+    refused: list[str] = []
+
+    def refuse(identity: str, _record: AckRecord) -> Exception | None:
+        if identity != second.id or not disputed.is_set():
+            return None
+        refused.append(identity)
+        return SupersededError("another VM has it")
+
+    rig.laptop.refuse = refuse
+    with rig.daemon():
+        rig.laptop.queue(first, second)
+        wait_for_log(rig.dir(first), "up")
+        wait_until(lambda: refused, what="the dispute")
+        (rig.home.payload / "go").touch()
+        rig.wait_for_exit(first)
+        before = len(refused)
+        wait_until(lambda: len(refused) > before + 2, what="more answers sent again")
+        assert not rig.dir(second).exists()
+        disputed.clear()
+        assert rig.wait_for_exit(second).state is RunState.DONE
 
 
 def test_a_new_attempt_on_the_same_vm_replaces_the_old_one(rig: Rig) -> None:
@@ -582,9 +629,3 @@ def test_polling_falls_back_to_short_polls_and_comes_back() -> None:
 
 def _journal_has(home: VmHome, step: str) -> bool:
     return any(json.loads(line)["step"] == step for line in home.journal.read_text().splitlines())
-
-
-def _tagged(rig: Rig, command: Command) -> list[int]:
-    from vm_daemons import launch
-
-    return launch.members(rig.dir(command), 0)

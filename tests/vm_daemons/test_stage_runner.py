@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import wait_until
 from vm_run_support import (
     exit_of,
     is_gone,
@@ -25,8 +24,11 @@ from vm_run_support import (
 
 from bridgehead import files, names, processes
 from bridgehead.names import FailureClass, RunState
+from bridgehead.records import RunRecord
+from support import wait_until
 from vm_daemons import launch
 from vm_daemons.home import VmHome
+from vm_daemons.stage_command import stage_command
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
@@ -144,9 +146,6 @@ print(bridgehead.current_run().run_id)
 
 
 def test_a_shipped_stage_runs_as_a_module_in_its_run_folder(home: VmHome) -> None:
-    from bridgehead.records import RunRecord
-    from vm_daemons.stage_command import stage_command
-
     run_dir = run_folder(home, f"{names.SHIPPED_COMMAND_PREFIX}{names.PRETRAIN}")
     record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
     command = stage_command(record, home, run_dir, {"PYTHONPATH": "elsewhere"})
@@ -171,8 +170,8 @@ def test_it_runs_in_a_session_of_its_own_with_no_stdin(home: VmHome) -> None:
 
 
 def test_a_hundred_megabytes_of_log_arrive_whole(home: VmHome) -> None:
-    code = "import sys\nfor _ in range(100): sys.stdout.buffer.write(b'x' * (1 << 20 - 1) + b'\\n')"
-    run_dir = run_folder(home, python(code.replace("1 << 20 - 1", "(1 << 20) - 1")))
+    code = "import sys\nfor _ in range(100): sys.stdout.buffer.write(b'x' * ((1 << 20) - 1) + b'\\n')"
+    run_dir = run_folder(home, python(code))
     assert run_to_the_end(home, run_dir, 60).state is RunState.DONE
     head = len(log_of(run_dir).splitlines()[0]) + 1
     assert (run_dir / names.LOG).stat().st_size == head + 100 * (1 << 20)
@@ -278,10 +277,8 @@ print('child', child.pid, flush=True)
     assert is_gone(child)
 
 
-def test_a_child_that_ignores_sigterm_does_not_keep_the_run_from_ending(
-    home: VmHome, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(61)"
+def test_a_child_that_ignores_sigterm_does_not_keep_the_run_from_ending(home: VmHome) -> None:
+    child = STUBBORN
     code = f"""
 import subprocess, sys
 child = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE)

@@ -154,7 +154,8 @@ def test_a_foreign_file_in_a_slot_is_never_touched(home: VmHome, run_dir: Path, 
     for step in (10, 20, 30, 40):
         save(run_dir, step)
         store.mirror(run_dir)
-    kept = [path for path in (stored(drive) / names.CHECKPOINTS).rglob("*") if path.name in ("holiday.jpg", "step-notes.txt")]
+    foreign = ("holiday.jpg", "step-notes.txt")
+    kept = [path for path in (stored(drive) / names.CHECKPOINTS).rglob("*") if path.name in foreign]
     assert [path.read_text() for path in kept] == ["mine"] * 6
 
 
@@ -243,7 +244,9 @@ def test_a_writer_that_finds_a_higher_attempt_stops(home: VmHome, run_dir: Path,
     assert store_slots.read_slots(stored(drive) / names.CHECKPOINTS)[0].step == 10
 
 
-def test_a_new_attempt_keeps_the_log_of_the_one_before(home: VmHome, run_dir: Path, drive: Path, tmp_path: Path) -> None:
+def test_a_new_attempt_keeps_the_log_of_the_one_before(
+    home: VmHome, run_dir: Path, drive: Path, tmp_path: Path
+) -> None:
     save(run_dir, 10)
     (run_dir / names.LOG).write_text("first\n")
     Store(home).mirror(run_dir)
@@ -257,7 +260,9 @@ def test_a_new_attempt_keeps_the_log_of_the_one_before(home: VmHome, run_dir: Pa
     assert (stored(drive) / names.LOG).read_text() == "second\n"
 
 
-def test_a_failed_end_of_an_older_attempt_is_set_aside(home: VmHome, run_dir: Path, drive: Path, tmp_path: Path) -> None:
+def test_a_failed_end_of_an_older_attempt_is_set_aside(
+    home: VmHome, run_dir: Path, drive: Path, tmp_path: Path
+) -> None:
     end(run_dir, RunState.FAILED)
     Store(home).mirror(run_dir)
     other, other_dir = next_vm(tmp_path, drive)

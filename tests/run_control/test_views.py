@@ -1,0 +1,88 @@
+"""What status, ps and queue show: the ledger's word, and what the VM last said."""
+
+from __future__ import annotations
+
+import json
+
+from project_support import NOW, VM, Seeded
+
+from bridgehead import files, names
+from bridgehead.names import Ack, RunState
+from run_control import views
+from run_control.project import Project
+
+
+def test_before_the_first_up_there_is_nothing(fresh: Project) -> None:
+    assert (views.runs(fresh), views.vms(fresh), views.commands(fresh), views.notes(fresh)) == ([], [], [], [])
+
+
+def test_a_running_stage_shows_progress_and_how_far_its_checkpoint_has_climbed(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id)
+    [view] = views.runs(seeded.project, now=NOW)
+    assert (view.state, view.step, view.total_steps, view.eta_s) == ("running", 7, 10, 30.0)
+    assert view.checkpoint is not None and view.checkpoint["age_s"] == 60.0
+    assert "5 mounted, 1m00s ago" in view.row() and "loss 0.5" in view.row()
+
+
+def test_the_vms_word_counts_while_the_run_goes(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id, state=RunState.SAVING)
+    assert views.run(seeded.project, run_id).state == "saving"
+
+
+def test_a_run_whose_files_are_still_arriving_has_not_ended(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id, state=RunState.DONE)
+    assert not views.run(seeded.project, run_id).ended
+
+
+def test_the_ledgers_word_counts_when_the_run_has_ended(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.status(run_id)
+    seeded.finish(run_id, RunState.FAILED, 3)
+    view = views.run(seeded.project, run_id)
+    assert (view.state, view.exit_code, view.ended) == ("failed", 3, True)
+
+
+def test_what_an_earlier_attempt_said_is_no_news_of_this_one(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id)
+    seeded.ledger.mark_vm_gone(VM, "dead")
+    view = views.run(seeded.project, run_id)
+    assert (view.state, view.attempt, view.step, view.eta_s) == ("lost", 2, 7, None)
+
+
+def test_a_status_file_that_is_cut_or_newer_does_not_hide_the_run(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id)
+    path = seeded.project.run(run_id) / names.STATUS
+    for text in (b'{"v": 1, "run', json.dumps({"v": 99}).encode()):
+        files.write_atomic(path, text)
+        assert views.run(seeded.project, run_id).state == "running"
+
+
+def test_a_rejected_line_shows_its_reason(seeded: Seeded) -> None:
+    seeded.take("run:pretrian", "jump:x")
+    first, second = views.commands(seeded.project)
+    assert first["state"] == second["state"] == "rejected"
+    assert "did you mean pretrain?" in first["reason"] and "unknown verb" in second["reason"]
+    assert not views.runs(seeded.project)
+
+
+def test_vms_show_when_they_were_last_seen(seeded: Seeded) -> None:
+    [vm] = views.vms(seeded.project, now=NOW + 5)
+    assert (vm["vm_id"], vm["state"], vm["seen_age_s"]) == (VM, "live", 5.0)
+    assert views.vm_row(vm)[:4] == (VM, "live", "5s ago", "1.0 GiB") and views.vm_row(vm)[-1] == "ok"
+
+
+def test_views_are_plain_json(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain epochs=2")
+    seeded.status(run_id)
+    data = [view.to_json() for view in views.runs(seeded.project)] + views.vms(seeded.project)
+    assert json.loads(json.dumps(data)) == data
