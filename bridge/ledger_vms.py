@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from typing import Any
 
 from bridge.ledger_rows import ENDED, VmState, command, fail_orphans, next_delivery
 from bridgehead import paths
-from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, Heartbeat
@@ -76,14 +76,16 @@ def commands_of(db: sqlite3.Connection, vm_id: str, after: int) -> list[Command]
 
 
 def revoked(db: sqlite3.Connection, beat: Heartbeat) -> list[tuple[str, int]]:
-    """The runs that the VM reports and that are no longer its own. Raises UsageError for a list that is none of runs."""
+    """The runs that the VM reports and that are no longer its own. What is no run is passed over."""
     revoked = []
     for run in beat.runs:
-        run_id, attempt = (run.get("run_id"), run.get("attempt")) if isinstance(run, dict) else (None, None)
-        if not isinstance(run_id, str) or not paths.is_run_id(run_id) or not isinstance(attempt, int):
-            raise UsageError("Heartbeat.runs: each run needs a run_id and an attempt")
-        if not owns(db, run_id, beat.vm_id, attempt):
-            revoked.append((run_id, attempt))
+        listed: Any = run  # came from the wire: the record's type does not reach into the list
+        if not isinstance(listed, dict):
+            continue
+        run_id, attempt = listed.get("run_id"), listed.get("attempt")
+        if isinstance(run_id, str) and paths.is_run_id(run_id) and isinstance(attempt, int):
+            if not owns(db, run_id, beat.vm_id, attempt):
+                revoked.append((run_id, attempt))
     return revoked
 
 

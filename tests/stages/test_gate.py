@@ -17,7 +17,7 @@ from bridgehead import names
 from bridgehead.errors import UsageError, VerificationError
 from bridgehead.files import sha256_file
 from bridgehead.run import Run
-from stages import export, gate, model, paired
+from stages import clips_pool, evaluation, export, gate, model, paired
 from stages.paired import Verdict, decide
 
 SUBJECTS = np.repeat([9, 10], 600)
@@ -161,6 +161,16 @@ def test_a_candidate_that_has_seen_a_held_out_person_is_not_judged(pipeline: Wor
     run = pipeline.run(names.GATE, "gate-0005-dddddd", {})
     with pytest.raises(VerificationError, match=r"\[10\]"):
         pipeline.with_inputs(**{names.FINETUNE: folder}).here(gate.gate, run)
+
+
+def test_the_baseline_is_the_best_of_several_on_the_validation_subject(pipeline: Workshop) -> None:
+    folder = pipeline.inputs[names.FINETUNE]
+    record = model.load_weights(folder / names.ARTIFACTS / names.CLASSIFIER_WEIGHTS, names.FINETUNE)
+    pool, device = pipeline.pool, torch.device("cpu")
+    validation = pool.of_subjects(clips_pool.VALIDATION_SUBJECTS)
+    best = gate.best_baseline(pool, record, gate.GateConfig(baselines=3))
+    each = [evaluation.accuracy(gate.train_baseline(pool, record, seed), pool, validation, device) for seed in range(3)]
+    assert evaluation.accuracy(best, pool, validation, device) == max(each) > min(each)
 
 
 @pytest.mark.parametrize("config", [{"confidence": 1.0}, {"min_effect": -0.1}, {"resamples": 5}])
