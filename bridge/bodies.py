@@ -1,18 +1,19 @@
 """Request bodies: limits before the first byte is read, a time-out for a sender that stalls, and the signed digest.
 
 A body is read on the event loop and hashed (and written) on a thread in batches of a few MiB, one batch ahead of the
-other, so that neither a slow disk nor a big hash ever holds up a long poll.
+other, so that neither a slow disk nor a big hash ever holds up a long poll. A big one never touches the loop: raw_body.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
 
+from bridge import raw_body
 from bridge.answers import Refused
 from bridgehead.errors import TransferError, UsageError, VerificationError
 
@@ -46,9 +47,7 @@ async def read_small(request: web.BaseRequest, body_sha256: bytes, limit_bytes: 
     return body
 
 
-async def receive(
-    request: web.BaseRequest, body_sha256: bytes, limit_bytes: int, take: Callable[[list[bytes]], None]
-) -> None:
+async def receive(request: web.BaseRequest, body_sha256: bytes, limit_bytes: int, take: raw_body.Take) -> None:
     """Hand a body to `take`, batch by batch on a thread.
 
     The digest is known at the end only: `take` must not make anything visible before this returns. No call of
@@ -56,8 +55,20 @@ async def receive(
     """
     check_head(request, limit_bytes)
     digest = hashlib.sha256()
+    if raw_body.may_take(request):
+        _send_continue(request)
+        try:
+            await raw_body.take_body(request, digest, take, stall_s=STALL_S)
+        except raw_body.Stalled:
+            raise _stalled() from None
+    else:
+        await _take_batches(request, limit_bytes, digest, take)
+    if digest.digest() != body_sha256:
+        raise _wrong_digest()
 
-    def work(batch: list[bytes]) -> None:
+
+async def _take_batches(request: web.BaseRequest, limit_bytes: int, digest: hashlib._Hash, take: raw_body.Take) -> None:
+    def work(batch: list[bytes | bytearray]) -> None:
         for piece in batch:
             digest.update(piece)
         take(batch)
@@ -73,15 +84,12 @@ async def receive(
             await asyncio.wait([working])
     if working is not None:
         working.result()
-    if digest.digest() != body_sha256:
-        raise _wrong_digest()
 
 
-async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[list[bytes]]:
+async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[list[bytes | bytearray]]:
     """Pieces as they arrive, gathered without a copy. A cut body raises ConnectionError, never ends early."""
-    if "Expect" in request.headers and request.transport is not None:
-        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    batch: list[bytes] = []
+    _send_continue(request)
+    batch: list[bytes | bytearray] = []
     batch_bytes = total_bytes = 0
     while True:
         piece = await _piece(request)
@@ -108,10 +116,19 @@ async def _piece(request: web.BaseRequest) -> bytes:
                 if piece:
                     return piece
     except TimeoutError:
-        raise Refused(408, TransferError(f"the body stalled for {STALL_S:.0f} s"), close=True) from None
+        raise _stalled() from None
     except web.RequestPayloadError:
         raise Refused(400, UsageError("the body is not valid HTTP"), close=True) from None
     return b""
+
+
+def _send_continue(request: web.BaseRequest) -> None:
+    if "Expect" in request.headers and request.transport is not None:
+        request.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+
+def _stalled() -> Refused:
+    return Refused(408, TransferError(f"the body stalled for {STALL_S:.0f} s"), close=True)
 
 
 def _too_big(limit_bytes: int) -> Refused:

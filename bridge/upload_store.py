@@ -109,7 +109,9 @@ class UploadStore:
         with self._lock(path):
             return self._progress(self._checked(path, generation), self._target(path))
 
-    def append(self, path: str, generation: str, offset: int, part: Sequence[bytes], *, last: bool) -> Progress:
+    def append(
+        self, path: str, generation: str, offset: int, part: Sequence[bytes | bytearray], *, last: bool
+    ) -> Progress:
         """Add a verified part. Raises OffsetMismatch, NotFoundError, SupersededError, OSError (nothing was added),
         UsageError (it does not fit the announced length) and VerificationError (the whole has another hash)."""
         with self._lock(path):
@@ -237,7 +239,7 @@ def prepare_target(root: Path, path: str) -> Path:
 _TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
-def _append(fd: int, part: Sequence[bytes], *, durable: bool) -> None:
+def _append(fd: int, part: Sequence[bytes | bytearray], *, durable: bool) -> None:
     """Write and close; after an error (disk full) the file is as long as before."""
     try:
         size = os.fstat(fd).st_size

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from bridge import bodies
+from bridge import bodies, raw_body
 from bridge.addresses import count
 from bridge.answers import Refused, answer_empty
 from bridge.upload_store import OffsetMismatch, Progress, UploadStore, prepare_target
@@ -59,7 +59,12 @@ class Uploads:
         target = await asyncio.to_thread(prepare_target, self.root, path)
         status = 204 if target.exists() else 201
         async with _written(target) as handle:
-            await bodies.receive(request, body_sha256, names.PUT_MAX_BYTES, handle.writelines)
+
+            def write(pieces: list[bytes | bytearray]) -> None:
+                handle.writelines(pieces)
+                raw_body.give_back(pieces)
+
+            await bodies.receive(request, body_sha256, names.PUT_MAX_BYTES, write)
         return answer_empty(status)
 
     async def _post(self, headers: Mapping[str, str], path: str) -> web.Response:
@@ -84,12 +89,14 @@ class Uploads:
         present = await asyncio.to_thread(self.store.progress, path, generation)
         if present.complete or present.offset != offset:  # before 32 MiB are read for nothing; decided again below
             raise _mismatch(present)
-        part: list[bytes] = []
+        part: list[bytes | bytearray] = []
         await bodies.receive(request, body_sha256, names.PART_MAX_BYTES, part.extend)
         try:
             progress = await asyncio.to_thread(self.store.append, path, generation, offset, part, last=last)
         except OffsetMismatch as error:
             raise _mismatch(error.progress) from None
+        finally:
+            raw_body.give_back(part)
         return answer_empty(204, _told(progress))
 
     def _check_room(self, wanted_bytes: int) -> None:

@@ -1,8 +1,8 @@
 """All of a training run's state, so that killed-and-resumed equals uninterrupted bit for bit.
 
 Measured on torch 2.13 (CPU): equality holds when *all* of model, optimizer, EMA, the python, numpy and torch RNGs and
-the position are restored, and breaks when any one is left out. RNG states are stored as tensors, so that loading works with
-`weights_only=True`, and are restored last, because building or loading a model draws from them.
+the position are restored, and breaks when any one is left out. RNG states are stored as tensors, so that loading
+works with `weights_only=True`, and are restored last, because building or loading a model draws from them.
 Torch is imported inside the functions: the laptop imports this package and has no torch.
 """
 

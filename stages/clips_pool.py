@@ -212,7 +212,9 @@ def _fill_shards(folder: Path, windows: list[NDArray[np.float32]], total: int) -
     shape = (WINDOW, len(CHANNELS))
     shards = [
         np.lib.format.open_memmap(
-            folder / f"shard-{first // _SHARD_CLIPS:02d}.npy", mode="w+", dtype=np.dtype("<f4"),
+            folder / f"shard-{first // _SHARD_CLIPS:02d}.npy",
+            mode="w+",
+            dtype=np.dtype("<f4"),
             shape=(min(_SHARD_CLIPS, total - first), *shape),
         )
         for first in range(0, total, _SHARD_CLIPS)
@@ -256,5 +258,3 @@ def _finish(folder: Path, source: dict[str, Any], index: NDArray[Any], stride: i
 def describe(pool: ClipPool) -> dict[str, Any]:
     """What a results record says about the pool."""
     return {"fingerprint": pool.fingerprint, "clips": len(pool), "window": WINDOW, "stride": pool.stride}
-
-

@@ -80,4 +80,3 @@ def _last_line(home: VmHome, name: str) -> str:
     except OSError:
         return "none"
     return lines[-1][-200:] if lines else "none"
-

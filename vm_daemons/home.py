@@ -63,7 +63,7 @@ class VmHome:
             folder.mkdir(parents=True, exist_ok=True)
 
     def record(self) -> dict[str, Any]:
-        """vm.json: vm_id, boot_id, started, project, ship_sha256, payload_sha256, store (path or ""). Made on first use."""
+        """vm.json, made on first use: vm_id, boot_id, started, project, ship_sha256, payload_sha256, store (or "")."""
         path = self.state / names.VM_RECORD
         record = files.read_json(path)
         if not isinstance(record, dict):

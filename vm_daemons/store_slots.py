@@ -65,9 +65,7 @@ def newest_good(root: Path, bad: Mapping[str, int]) -> Slot | None:
     return next((slot for slot in read_slots(root) if slot.commit is not None and not _is_bad(slot, bad)), None)
 
 
-def write_slot(
-    root: Path, source: Path, manifest: dict[str, Any], run: RunRecord, bad: Mapping[str, int]
-) -> Slot:
+def write_slot(root: Path, source: Path, manifest: dict[str, Any], run: RunRecord, bad: Mapping[str, int]) -> Slot:
     """Copy a local checkpoint into the slot that holds neither the newest nor the second newest, and commit it.
 
     What was found bad goes first, and what an earlier attempt left before what this one wrote.

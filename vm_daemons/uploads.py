@@ -187,9 +187,7 @@ class _SizedUpload:
                 complete = self.offset + len(data) >= self.size
                 if not data and not complete:
                     raise TransferError(f"{self._path.name} got shorter while it was sent")
-                self.offset = self._client.append(
-                    *self._where, self._generation, self.offset, data, complete=complete
-                )
+                self.offset = self._client.append(*self._where, self._generation, self.offset, data, complete=complete)
 
     def forget(self) -> None:
         """All bytes are there and the laptop refused the whole: it was damaged on the way, so start again."""
@@ -200,4 +198,3 @@ class _SizedUpload:
 def _read_lives(folder: Path) -> dict[str, Any]:
     lives = files.read_json(folder / GENERATIONS)
     return lives if isinstance(lives, dict) else {}
-

@@ -107,12 +107,14 @@ def test_permission_to_send_is_given_once_the_head_is_right(client: Client, run_
         assert sock.recv(100).startswith(b"HTTP/1.1 201")
 
 
+@pytest.mark.parametrize("announced_bytes", [9, len(BLOB)], ids=["through aiohttp", "from the socket"])
 def test_a_body_that_stalls_is_dropped(
-    client: Client, live: LiveBridge, run_id: str, monkeypatch: pytest.MonkeyPatch
+    client: Client, live: LiveBridge, run_id: str, monkeypatch: pytest.MonkeyPatch, announced_bytes: int
 ) -> None:
     monkeypatch.setattr(bodies, "STALL_S", 0.2)
     target = Uploader(client, run_id, "stalled").target
-    with client.half_sent("PUT", target, client.signed("PUT", target) | {"Content-Length": "9"}, b"half") as sock:
+    headers = client.signed("PUT", target) | {"Content-Length": str(announced_bytes)}
+    with client.half_sent("PUT", target, headers, b"half") as sock:
         assert sock.recv(100).startswith(b"HTTP/1.1 408")
     assert file_names(folder_of(live, run_id)) == []
 

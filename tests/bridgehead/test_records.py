@@ -28,11 +28,12 @@ SPEC = StageSpec("pretrain", "bridgehead:pretrain", ["a"], Needs(8.0, 2.0, 4.0),
 SAMPLES: dict[str, Record] = {
     "stage_spec": SPEC,
     "command": Command(
-        "5f" * 16, 1, 2, "vm-3fa9c1", "run", "pretrain", 1796011344.5, 2, "pretrain-0001-5f5f5f", {"a": "a-0001-abcdef"}, SPEC
+        "5f" * 16, 1, 2, "vm-3fa9c1", "run", "pretrain", 1796011344.5, 2, "pretrain-0001-5f5f5f",
+        {"a": "a-0001-abcdef"}, SPEC,
     ),
     "run": RunRecord(
-        "pretrain-0001-5f5f5f", "pretrain", "clips", "5f" * 16, 1, "vm-3fa9c1", 1796011344.5, SPEC, {}, "ab" * 32, "cd" * 32,
-        {"python": "3.13.1"},
+        "pretrain-0001-5f5f5f", "pretrain", "clips", "5f" * 16, 1, "vm-3fa9c1", 1796011344.5, SPEC, {}, "ab" * 32,
+        "cd" * 32,        {"python": "3.13.1"},
     ),
     "process": ProcessRecord("boot", 100, 12345, 101, 12346, 101, 1796011344.5),
     "status": Status(
@@ -40,7 +41,8 @@ SAMPLES: dict[str, Record] = {
         CheckpointInfo(100, CheckpointLevel.MOUNTED, 1796011300.0, 4096, 2), 80, 1796011344.5,
     ),
     "exit": ExitRecord(
-        "pretrain-0001-5f5f5f", 1, RunState.FAILED, 3, "", "user_error", "the stage exited with 3", 1.0, 2.0, ["101 sleep 5"]
+        "pretrain-0001-5f5f5f", 1, RunState.FAILED, 3, "", "user_error", "the stage exited with 3", 1.0, 2.0,
+        ["101 sleep 5"],
     ),
     "ack": AckRecord("vm-3fa9c1", Ack.FINISHED, 1, "", 0, "done", "", 1796011344.5),
     "heartbeat": Heartbeat(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from stage_support import SMALL, Workshop
 
 from bridgehead import names
 from bridgehead.run import Run
+from stage_support import SMALL, Workshop
 from stages import export, finetune, gate, pretrain
 
 

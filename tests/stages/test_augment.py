@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from stage_support import Workshop
 
+from stage_support import Workshop
 from stages import augment, pretrain
 
 

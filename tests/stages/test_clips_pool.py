@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from stage_support import STRIDE, Workshop
 
 from bridgehead.errors import NotFoundError, VerificationError
+from stage_support import STRIDE, Workshop
 from stages import clips_pool, pool_memory
 
 

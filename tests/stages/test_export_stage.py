@@ -6,10 +6,9 @@ import getpass
 import json
 import socket
 
-from stage_support import ROOT, Workshop, results
-
 from bridgehead import names
 from export import bundle
+from stage_support import ROOT, Workshop, results
 
 
 def test_the_bundle_and_its_archive_both_verify(pipeline: Workshop) -> None:

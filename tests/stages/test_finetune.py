@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from stage_support import Workshop, results
 
 from bridgehead import names
 from bridgehead.errors import NotFoundError, UsageError, VerificationError
 from bridgehead.run import Run
+from stage_support import Workshop, results
 from stages import evaluation, finetune, model, probe
 from stages.finetune import ENCODER, HEAD, FinetuneConfig, rates
 

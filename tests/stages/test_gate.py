@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from stage_support import Workshop, results
 
 from bridgehead import names
 from bridgehead.errors import UsageError, VerificationError
 from bridgehead.files import sha256_file
 from bridgehead.run import Run
+from stage_support import Workshop, results
 from stages import clips_pool, evaluation, export, gate, model, paired
 from stages.paired import Verdict, decide
 

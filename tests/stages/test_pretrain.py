@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from stage_support import STRIDE, TINY, Workshop, results
 
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.run import STOPPED_EXIT_CODE, Run
 from bridgehead.torch_state import tensors_sha256
+from stage_support import STRIDE, TINY, Workshop, results
 from stages import clips_pool, model, pretrain
 from support import wait_until
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from stage_support import Workshop
 
+from stage_support import Workshop
 from stages import clips_pool, sampling
 
 IDS = np.arange(5000, dtype=np.int64) * 7

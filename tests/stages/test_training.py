@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from stage_support import Workshop
 from torch import nn
 
 from bridgehead import checkpoints, names, torch_state
 from bridgehead.errors import RunFailed, VerificationError
 from bridgehead.run import STOPPED_EXIT_CODE, Run
+from stage_support import Workshop
 from stages import training
 from stages.training import Ema, Loop, Plan, learning_rate
 

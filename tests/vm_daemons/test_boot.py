@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vm_support import make_run, paired_home
 
 from bridge_client import LiveBridge, live_bridge
 from bridgehead import files, names
@@ -18,6 +17,7 @@ from bridgehead.pairing import Pairing
 from vm_daemons import boot, cell, daemons
 from vm_daemons.boot import CellError
 from vm_daemons.home import VmHome
+from vm_support import make_run, paired_home
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vm_support import KEY, paired_home, reply, scripted_server
 
 from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import names, processes, signing
@@ -18,6 +17,7 @@ from bridgehead.errors import NotFoundError, PairingError, SupersededError, Tran
 from bridgehead.pairing import Pairing
 from bridgehead.records import AckRecord, Command, Heartbeat
 from vm_daemons.client import Backoff, BridgeClient, OffsetConflict
+from vm_support import KEY, paired_home, reply, scripted_server
 
 CONTENT = b"clip" * 50_000
 SHA = hashlib.sha256(CONTENT).hexdigest()

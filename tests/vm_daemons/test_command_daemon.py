@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from vm_run_support import SHIP, exit_of, is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import NotFoundError, SupersededError, TransferError
@@ -27,6 +26,7 @@ from vm_daemons.daemons import REVOKED
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_daemons.store import Store
+from vm_run_support import SHIP, exit_of, is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")
 WAITS = python("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)")
@@ -36,9 +36,7 @@ SAVES = python(
     "print('up', flush=True); time.sleep(60)"
 )
 DEAF = python(
-    "import signal, time\n"
-    "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-    "print('up', flush=True); time.sleep(60)"
+    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True); time.sleep(60)"
 )
 ENV = python("import os, json; print(json.dumps(dict(os.environ)))")
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vm_run_support import is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 from bridge.ledger_rows import CommandRow
 from bridge.project import ProjectView
@@ -24,6 +23,7 @@ from support import wait_until
 from vm_daemons import launch
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
+from vm_run_support import is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")
 WAITS = python("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)")

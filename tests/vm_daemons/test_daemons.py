@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vm_support import paired_home
 
 from bridgehead import files, names, processes
 from support import wait_until
 from vm_daemons import daemons
 from vm_daemons.home import VmHome
+from vm_support import paired_home
 
 DAEMON = """
 import json, os, signal, sys, time

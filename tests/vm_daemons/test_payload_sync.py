@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vm_support import paired_home
 
 from bridge_client import LiveBridge, live_bridge
 from bridgehead.errors import TransferError, UsageError, VerificationError
 from vm_daemons import payload
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
+from vm_support import paired_home
 
 
 @pytest.fixture

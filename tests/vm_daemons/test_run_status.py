@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vm_support import end_run, make_run, paired_home
 
 from bridgehead import files, names
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import CheckpointInfo, ProcessRecord, Status
 from vm_daemons.run_status import TAIL_BYTES, compose
+from vm_support import end_run, make_run, paired_home
 
 RUN = "pretrain-0001-abcdef"
 NOW = 1000.0

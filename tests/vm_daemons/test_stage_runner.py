@@ -9,6 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from bridgehead import files, names, processes
+from bridgehead.names import FailureClass, RunState
+from bridgehead.records import RunRecord
+from support import wait_until
+from vm_daemons import launch
+from vm_daemons.home import VmHome
+from vm_daemons.stage_command import stage_command
 from vm_run_support import (
     exit_of,
     is_gone,
@@ -21,14 +29,6 @@ from vm_run_support import (
     wait_for_log,
     wait_for_stage,
 )
-
-from bridgehead import files, names, processes
-from bridgehead.names import FailureClass, RunState
-from bridgehead.records import RunRecord
-from support import wait_until
-from vm_daemons import launch
-from vm_daemons.home import VmHome
-from vm_daemons.stage_command import stage_command
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vm_support import end_run, make_run, paired_home
 
 from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import checkpoints, files, names
@@ -25,6 +24,7 @@ from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
 from vm_daemons.status_daemon import StatusDaemon
 from vm_daemons.store import Store
+from vm_support import end_run, make_run, paired_home
 
 
 class Rig:

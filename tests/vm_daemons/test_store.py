@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from vm_run_support import run_folder, vm_home
 
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import SupersededError, VerificationError
@@ -19,6 +18,7 @@ from vm_daemons import store_slots
 from vm_daemons.home import VmHome
 from vm_daemons.store import OUTPUTS, RESTORE_RECORD, Store
 from vm_daemons.store_slots import COMMIT, SLOTS
+from vm_run_support import run_folder, vm_home
 
 RUN = "train-0001-abc123"
 
@@ -222,9 +222,7 @@ def test_a_copy_that_reads_back_differently_is_not_committed(
 ) -> None:
     save(run_dir, 10)
     real = files.sha256_file
-    monkeypatch.setattr(
-        files, "sha256_file", lambda path, **_: "0" * 64 if drive in path.parents else real(path)
-    )
+    monkeypatch.setattr(files, "sha256_file", lambda path, **_: "0" * 64 if drive in path.parents else real(path))
     Store(home).mirror(run_dir)
     assert all(slot.commit is None for slot in store_slots.read_slots(stored(drive) / names.CHECKPOINTS))
 
@@ -421,9 +419,7 @@ def finished(home: VmHome, run_dir: Path) -> Path:
     return run_dir
 
 
-def test_outputs_of_a_finished_run_are_fetched_and_checked(
-    finished: Path, drive: Path, tmp_path: Path
-) -> None:
+def test_outputs_of_a_finished_run_are_fetched_and_checked(finished: Path, drive: Path, tmp_path: Path) -> None:
     other, _ = next_vm(tmp_path, drive)
     store = Store(other)
     record = store.exit_record(RUN)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vm_support import make_run, paired_home
 
 from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import names
@@ -16,6 +15,7 @@ from bridgehead.errors import TransferError
 from vm_daemons import uploads
 from vm_daemons.client import BridgeClient
 from vm_daemons.uploads import GrowingUpload, upload_file
+from vm_support import make_run, paired_home
 
 
 class Rig:
