@@ -66,9 +66,8 @@ class BenchProject:
 
     def vm_home(self) -> Path:
         """The working folder of the one live local VM."""
-        (record,) = self.root.glob(
-            f"{names.PRIVATE_FOLDER}/vms/*/content/bridgehead/{names.VM_STATE}/{names.VM_RECORD}"
-        )
+        place = f"{names.PRIVATE_FOLDER}/vms/*/content/bridgehead/{names.VM_STATE}/{names.VM_RECORD}"
+        (record,) = until(lambda: list(self.root.glob(place)), 60, "the VM's boot")
         return record.parents[1]
 
 
@@ -78,7 +77,7 @@ def bench_project() -> Iterator[BenchProject]:
     root = Path(tempfile.mkdtemp(prefix="bridgehead-bench-"))
     project = BenchProject(root, root / "stamps")
     try:
-        project.command("init")
+        project.command("init", str(root))
         (root / names.PROJECT_FILE).write_text(_TOML)
         (root / "stamp.sh").write_text(_STAMP.format(stamps=project.stamps))
         (root / "lines.py").write_text(_LINES)

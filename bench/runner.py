@@ -13,6 +13,7 @@ from typing import Any
 
 from bridgehead import files, names
 from bridgehead.records import RunRecord, StageSpec
+from vm_daemons.home import VmHome
 
 GOAL = 0.99
 _PAIRS = 7
@@ -31,7 +32,7 @@ def speed() -> Iterator[dict[str, Any]]:
     """Alternates bare and supervised runs and takes the best of each: noise only ever slows a run down."""
     with tempfile.TemporaryDirectory(prefix="bridgehead-bench-") as name:
         home = Path(name)
-        (home / names.VM_PAYLOAD).mkdir()
+        VmHome(home).create()
         script = home / names.VM_PAYLOAD / "work.py"
         script.write_text(_SCRIPT)
         bare, supervised = [], []

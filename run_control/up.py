@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bridge import tunnels
 from bridgehead.errors import BridgeDownError
 from run_control import bridge_control, local_vms, project_file
 from run_control.project import Project, changing
@@ -41,8 +42,9 @@ class DownReport:
 
 
 def up(project: Project, *, runtime: str, tunnel: str, port: int) -> UpReport:
-    """Bring up what is not up yet; running it twice changes nothing. Raises ProjectError, BridgeDownError, VmError."""
+    """Bring up what is not up yet; running it twice changes nothing. Raises UsageError, BridgeDownError, VmError."""
     view = project_file.load(project.root)
+    tunnels.make(tunnel)  # not started: a misspelt name is told before anything is
     with changing(project):
         live = bridge_control.find(project)
         started = live is None

@@ -184,7 +184,7 @@ def notes(project: Project) -> list[dict[str, Any]]:
 
 def command_row(command: dict[str, Any]) -> tuple[str, ...]:
     """Cells under COMMAND_HEADERS."""
-    line = command["line"]
+    line = f"{Verb.SH}: {command['argument']}" if command["verb"] == Verb.SH else command["line"]
     shown = line if len(line) <= 60 else line[:59] + "…"
     return (str(command["seq"]), command["state"], shown, command["run_id"], command["reason"])
 
@@ -225,6 +225,7 @@ def _command(row: CommandRow) -> dict[str, Any]:
         "seq": row.seq,
         "line": row.text.strip(),
         "verb": row.verb,
+        "argument": row.argument,
         "state": str(row.state),
         "run_id": row.run_id,
         "vm_id": row.vm_id,

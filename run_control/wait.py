@@ -58,7 +58,8 @@ def outcome(view: RunView) -> BridgeheadError | None:
     """The error that a run's state stands for; None when it is done."""
     if view.state == RunState.DONE:
         return None
-    why = ": ".join(part for part in (view.failure_class, view.reason or view.message) if part)
+    parts = [part for part in (view.failure_class, view.reason or view.message) if part and part != view.state]
+    why = ": ".join(parts)
     text = f"{view.run_id} {view.state}" + (f" ({why})" if why else "")
     if view.state == REJECTED:
         return UsageError(text, hint="bridgehead queue")

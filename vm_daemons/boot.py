@@ -17,7 +17,7 @@ from typing import Any
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import cell, daemons, payload, requirements
+from vm_daemons import cell, daemons, payload
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
 
@@ -65,7 +65,10 @@ def boot(home: VmHome, code: str) -> None:
     told = with_retries(
         lambda: _sync(client, home, pairing), give_up_after_s=_LAPTOP_PATIENCE_S, on_retry=lambda why: cell.say(why)
     )
-    requirements.install([str(line) for line in told["requirements"]], cell.say)
+    if told["requirements"]:
+        from vm_daemons import requirements  # it needs pip, which a project without requirements does not
+
+        requirements.install([str(line) for line in told["requirements"]], cell.say)
     states = daemons.ensure(home)
     cell.say("daemons: " + ", ".join(f"{name} {state}" for name, state in states.items()))
     cell.say(f"ready after {time.monotonic() - began:.1f} s; leave this cell running, it keeps the VM")

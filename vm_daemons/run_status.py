@@ -109,14 +109,15 @@ def _parse(line: bytes) -> Any:
 
 
 def _live_state(run_dir: Path, run: RunRecord, seen: _Events) -> RunState:
-    again = run.attempt > 1 or seen.resumed_from is not None or bool(seen.last)
+    # A later attempt of a run that had only waited on its lost VM has nothing to resume from.
+    resumes = seen.resumed_from is not None or (run.attempt > 1 and _newest_local(run_dir) is not None)
     if not _is_alive(run_dir):  # not started yet, or died unseen and about to be started again
-        return RunState.RESUMING if again else RunState.STARTING
+        return RunState.RESUMING if resumes or seen.last else RunState.STARTING
     if seen.last == "saving":
         return RunState.SAVING
     if seen.progress:
         return RunState.RUNNING
-    return RunState.RESUMING if run.attempt > 1 or seen.resumed_from is not None else RunState.RUNNING
+    return RunState.RESUMING if resumes else RunState.RUNNING
 
 
 def _is_alive(run_dir: Path) -> bool:

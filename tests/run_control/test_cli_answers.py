@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_process import Answer
+from cli_process import Answer, in_process
 from project_support import Seeded
 
 from bridgehead.names import Ack, RunState
@@ -20,9 +20,7 @@ Call = Callable[..., Answer]
 @pytest.fixture
 def bridgehead(capsys: pytest.CaptureFixture[str]) -> Call:
     def call(*words: str, project: Project) -> Answer:
-        code = cli.main(["-C", str(project.root), *words])
-        captured = capsys.readouterr()
-        return Answer(code, captured.out, captured.err)
+        return in_process(capsys, "-C", str(project.root), *words)
 
     return call
 
@@ -82,6 +80,19 @@ def test_a_table_in_a_pipe_is_not_cut_to_a_width(bridgehead: Call, seeded: Seede
     seeded.take("jump:" + "x" * 300)
     answer = bridgehead("queue", project=seeded.project)
     assert "unknown verb" in answer.out and "known: run" in answer.out.replace("  ", " ")
+
+
+def test_a_hostile_line_does_not_repaint_the_terminal(bridgehead: Call, seeded: Seeded) -> None:
+    seeded.take("jump:\x1b[2J\x07")
+    answer = bridgehead("queue", project=seeded.project)
+    assert "\x1b" not in answer.out and "jump:\\x1b[2J" in answer.out
+
+
+def test_a_shell_line_is_shown_as_text(bridgehead: Call, seeded: Seeded) -> None:
+    from bridgehead.queue_lines import encode_shell
+
+    seeded.take(encode_shell("nvidia-smi -L"))
+    assert "sh: nvidia-smi -L" in bridgehead("queue", project=seeded.project).out
 
 
 def test_logs_as_json_are_lines(bridgehead: Call, seeded: Seeded) -> None:

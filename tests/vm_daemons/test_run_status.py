@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bridgehead import files, names
+from bridgehead import checkpoints, files, names
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import CheckpointInfo, ProcessRecord, Status
 from vm_daemons.run_status import TAIL_BYTES, compose
@@ -97,6 +97,12 @@ def test_an_exit_record_decides(run_dir: Path) -> None:
 def test_an_exit_record_of_an_earlier_attempt_does_not(tmp_path: Path) -> None:
     run_dir = make_run(paired_home(tmp_path), RUN, attempt=2)
     end_run(run_dir, RunState.FAILED, attempt=1)
+    assert compose(run_dir, None, NOW).state is RunState.RUNNING
+
+
+def test_a_later_attempt_that_found_a_checkpoint_resumes(tmp_path: Path) -> None:
+    run_dir = make_run(paired_home(tmp_path), RUN, attempt=2)
+    (run_dir / names.CHECKPOINTS / checkpoints.folder_name(40)).mkdir(parents=True)
     assert compose(run_dir, None, NOW).state is RunState.RESUMING
 
 
