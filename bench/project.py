@@ -67,7 +67,8 @@ class BenchProject:
     def vm_home(self) -> Path:
         """The working folder of the one live local VM."""
         place = f"{names.PRIVATE_FOLDER}/vms/*/content/bridgehead/{names.VM_STATE}/{names.VM_RECORD}"
-        (record,) = until(lambda: list(self.root.glob(place)), 60, "the VM's boot")
+        until(lambda: list(self.root.glob(place)), 60, "the VM's boot")
+        (record,) = self.root.glob(place)
         return record.parents[1]
 
 

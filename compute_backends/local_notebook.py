@@ -190,7 +190,7 @@ def _sweep(name: str) -> None:
     deadline = time.monotonic() + _SWEEP_TIMEOUT_S
     while left := processes.tagged(names.ENV_LOCAL_VM, name):
         for pid in left:
-            processes.send(pid, signal.SIGKILL, started_ticks=processes.start_ticks(pid))
+            processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
         if time.monotonic() > deadline:
             raise VmError(f"processes of {name} could not be ended: {left}", hint="end them by hand")
         time.sleep(0.02)

@@ -108,7 +108,7 @@ def stop(project: Project) -> bool:
     while was_alive and processes.is_alive(pid, start) and time.monotonic() < deadline:
         time.sleep(0.02)
     for child, started_ticks in ticks.items() if was_alive else ():
-        processes.send(child, signal.SIGKILL, started_ticks=started_ticks)
+        processes.send(child, processes.KILL, started_ticks=started_ticks)
     project.bridge_record.unlink(missing_ok=True)
     return was_alive
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import fcntl
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ from bridge import tunnels
 from bridge.server import Bridge, BridgeSettings
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeDownError, BridgeheadError
-from run_control import notebook, project_file
+from run_control import locks, notebook, project_file
 from run_control.project import Project
 
 LOCK_FILE = "bridge.lock"
@@ -43,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     project = Project(args.root)
     record = _Record(project.bridge_record, args.tunnel)
-    lock = _take_lock(project.private / LOCK_FILE)
+    lock = locks.take(project.private / LOCK_FILE)
     if lock is None:
         sys.stderr.write("another bridge serves this project\n")
         return BridgeDownError.exit_code
@@ -105,17 +104,6 @@ async def _serve(project: Project, port: int, tunnel_name: str, record: _Record)
 
 def _tell(loop: asyncio.AbstractEventLoop, addresses: asyncio.Queue[str], url: str) -> None:
     loop.call_soon_threadsafe(addresses.put_nowait, url)
-
-
-def _take_lock(path: Path) -> int | None:
-    """The lock's descriptor, None when another process holds it."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
 
 
 if __name__ == "__main__":

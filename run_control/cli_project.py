@@ -23,12 +23,14 @@ def register(app: typer.Typer) -> None:
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make it in.")] = Path("."),
+    context: typer.Context,
+    folder: Annotated[Path | None, typer.Argument(metavar="DIR", help="The folder to make it in.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Make a new project folder. Never overwrites anything."""
     from run_control import init as maker
 
+    folder = folder or context.obj or Path(".")
     project, written = maker.init(folder)
 
     def show() -> None:

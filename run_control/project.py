@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, ProjectError
+from run_control import locks
 
 DRIVE_FOLDER = "drive"
 VMS_FOLDER = "vms"
@@ -94,18 +95,14 @@ def find(start: Path | None = None) -> Project:
 @contextlib.contextmanager
 def changing(project: Project) -> Iterator[None]:
     """Only one `up`, `down` or `vm` command at a time; a second one is told so at once."""
-    import fcntl
-
     project.make_private()
-    fd = os.open(project.private / UP_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fd = locks.take(project.private / UP_LOCK)
+    if fd is None:
+        raise BridgeDownError(
+            "another bridgehead command is starting or stopping things in this project",
+            hint="wait until it has ended, then try again",
+        )
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BridgeDownError(
-                "another bridgehead command is starting or stopping things in this project",
-                hint="wait until it has ended, then try again",
-            ) from None
         yield
     finally:
         os.close(fd)
