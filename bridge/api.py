@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from bridgehead.records import AckRecord, Heartbeat
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 HEARTBEAT_S = 5
+_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _ACK_PATH = re.compile(re.escape(names.QUEUE_PATH) + r"/([0-9a-f]{32})/ack\Z")
 _BEAT_PATH = re.compile(re.escape(names.VMS_PREFIX) + r"([^/]+)/heartbeat\Z")
 _PAYLOAD_PREFIX = f"{names.SERVE_PREFIX}{names.VM_PAYLOAD}/"
@@ -85,7 +87,9 @@ class Api:
             raise  # the client went away; the server closes the connection
         except OSError as error:
             return answer_refusal(_refusal_of_os_error(error))
-        except Exception:  # a bug: it must not take the bridge down, and its traceback belongs into the log alone
+        except Exception as error:  # a bug must not take the bridge down; its traceback belongs into the log alone
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in _NO_ROOM:
+                return answer_refusal(uploads.no_room())
             log.exception("%s failed", request.method)
             return answer_refusal(refusal_of(BridgeheadError("the bridge made a mistake", hint="see its log")))
 
@@ -183,6 +187,7 @@ class Api:
                 body = await bodies.read_small(request, caller.body_sha256)
                 try:
                     document = json.loads(body)
+                    json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate can't be stored
                 except (ValueError, RecursionError):
                     raise UsageError("the body is not JSON") from None
                 return await handler(match[1], caller, document)

@@ -43,6 +43,8 @@ def take_line(db: sqlite3.Connection, text: str, project: ProjectView, now: floa
         draft = _resolve(db, _read(text), project, seq, now)
     except UsageError as error:
         draft = _Draft(state=REJECTED, reason=": ".join(filter(None, (error.message, error.hint))))
+    except (ValueError, RecursionError, TypeError) as error:  # a fault of ours must not hold up the lines after it
+        draft = _Draft(state=REJECTED, reason=f"Bridgehead can't read it ({type(error).__name__}): please report it")
     run_id = f"{draft.stage}-{seq:04d}-{command_id[:6]}" if draft.stage else ""
     delivery = next_delivery(db) if draft.vm_id else 0
     db.execute(

@@ -14,7 +14,9 @@ import os
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from aiohttp import web
@@ -24,6 +26,10 @@ _CHUNK_BYTES: Final = 1 << 20
 _TAKEN: Final = web.RequestKey("taken", bool)
 _SPARE_MAX: Final = 32  # one part's worth
 _spare: list[bytearray] = []
+BODIES_MAX: Final = 8  # at once; more go through aiohttp, so that no sender can hold up anything but itself
+MIN_BYTES_PER_S: Final = 8 * 1024  # averaged over the body, after the first stall time
+_pool = ThreadPoolExecutor(BODIES_MAX, thread_name_prefix="body")
+_under_way = 0
 _LOOK_S: Final = 0.25  # how often a waiting thread looks whether it was called off
 
 
@@ -31,7 +37,7 @@ Take = Callable[[list[bytes | bytearray]], None]
 
 
 class Stalled(Exception):
-    """Nothing arrived for the whole time-out."""
+    """Nothing arrived for the whole time-out, or too little over the whole body."""
 
 
 def may_take(request: web.BaseRequest) -> bool:
@@ -39,6 +45,7 @@ def may_take(request: web.BaseRequest) -> bool:
     transport = request.transport
     return (
         os.name == "posix"
+        and _under_way < BODIES_MAX
         and request.content_length is not None
         and request.content_length >= FROM_BYTES
         and transport is not None
@@ -71,23 +78,29 @@ async def take_body(request: web.BaseRequest, digest: hashlib._Hash, take: Take,
     source = socket.socket(fileno=os.dup(transport.get_extra_info("socket").fileno()))
 
     def work(left: int) -> None:
+        deadline = time.monotonic() + stall_s + left / MIN_BYTES_PER_S
         with source:
             for piece in head:
                 digest.update(piece)
             take([*head])
             while left:
-                chunk = _receive(source, min(left, _CHUNK_BYTES), stall_s, called_off)
+                chunk = _receive(source, min(left, _CHUNK_BYTES), stall_s, deadline, called_off)
                 digest.update(chunk)
                 take([chunk])
                 left -= len(chunk)
 
-    working = asyncio.get_running_loop().run_in_executor(None, work, left)
+    global _under_way
+    _under_way += 1
     try:
-        await asyncio.shield(working)
-    except asyncio.CancelledError:
-        called_off.set()
-        await asyncio.wait([working])
-        raise
+        working = asyncio.get_running_loop().run_in_executor(_pool, work, left)
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            called_off.set()
+            await asyncio.wait([working])
+            raise
+    finally:
+        _under_way -= 1
 
 
 def give_back(pieces: Sequence[bytes | bytearray]) -> None:
@@ -104,7 +117,9 @@ def _buffer(wanted_bytes: int) -> bytearray:
     return bytearray(wanted_bytes)
 
 
-def _receive(source: socket.socket, wanted_bytes: int, stall_s: float, called_off: threading.Event) -> bytearray:
+def _receive(
+    source: socket.socket, wanted_bytes: int, stall_s: float, deadline: float, called_off: threading.Event
+) -> bytearray:
     """Exactly `wanted_bytes`. The socket does not block (asyncio has set it so), hence the poll."""
     buffer = _buffer(wanted_bytes)
     view, filled, waited_s = memoryview(buffer), 0, 0.0
@@ -113,6 +128,8 @@ def _receive(source: socket.socket, wanted_bytes: int, stall_s: float, called_of
     while filled < wanted_bytes:
         if called_off.is_set():
             raise ConnectionAbortedError("called off")
+        if time.monotonic() > deadline:
+            raise Stalled
         try:
             count = source.recv_into(view[filled:])
         except BlockingIOError:

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from bridge import boot_archive
 from bridge.api import Api, Parts
+from bridge.doorkeeper import DoorkeepingServer
 from bridge.keys import KeyStore
 from bridge.ledger import Ledger
 from bridge.nonces import NonceStore
@@ -28,6 +29,8 @@ from bridgehead.errors import BridgeDownError, ProjectError
 from bridgehead.pairing import Pairing
 
 log = logging.getLogger(__name__)
+# aiohttp logs a traceback for each malformed request of a stranger; our own faults are logged by Api.
+logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)
 _SWEEPS_PER_LOAD = 10  # the project file is read anew every ten seconds
 KEEP_ALIVE_S = 120.0  # longer than the 90 s for which cloudflared keeps idle connections; ours must not end first
 _LINGER_S = 2.0  # how long a refused body is read away so that its sender sees the refusal
@@ -60,7 +63,7 @@ class Bridge:
         async with contextlib.AsyncExitStack() as stack:
             listener = stack.enter_context(_listen(self.settings.host, self.settings.port))
             api = Api(await asyncio.to_thread(self._open_parts, stack))
-            server = web.Server(
+            server = DoorkeepingServer(
                 api.handle,
                 access_log=None,
                 auto_decompress=False,

@@ -10,6 +10,7 @@ import base64
 import binascii
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,6 +19,8 @@ from enum import StrEnum
 from bridgehead.errors import UsageError
 
 LINE_MAX = 65_536
+NESTING_MAX = 20
+NEAREST_MAX = 8
 STAGE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}\Z")
 _VM = re.compile(r"@([A-Za-z0-9][A-Za-z0-9_-]{0,63})\s+(.*)\Z", re.S)
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}\Z")
@@ -68,6 +71,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(word.lower(), options, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]}?"
+    if len(options) > NEAREST_MAX:
+        return f"known: {', '.join(options[:NEAREST_MAX])} and {len(options) - NEAREST_MAX} more"
     return "known: " + ", ".join(options) if options else "none is defined"
 
 
@@ -85,11 +90,40 @@ def parse_overrides(words: Iterable[str]) -> dict[str, object]:
             raise UsageError(f"not key=value: {_short(word)!r}", hint="run:pretrain epochs=20 seed=7")
         if key in overrides:
             raise UsageError(f"{key} is given twice")
-        try:
-            overrides[key] = json.loads(value)
-        except ValueError:
-            overrides[key] = value
+        overrides[key] = _override(key, value)
     return overrides
+
+
+def _override(key: str, value: str) -> object:
+    """JSON where it reads as JSON. Not NaN or 1e999, which no JSON reader takes back, and nothing nested too deep."""
+
+    def no_number(text: str) -> object:
+        raise UsageError(f"{key} is no finite number: {_short(text)}")
+
+    def finite(text: str) -> object:
+        number = float(text)
+        return number if math.isfinite(number) else no_number(text)
+
+    try:
+        read: object = json.loads(value, parse_constant=no_number, parse_float=finite)
+    except ValueError:
+        return value
+    except RecursionError:
+        raise UsageError(f"{key} is nested too deep") from None
+    if _depth(read) > NESTING_MAX:
+        raise UsageError(f"{key} is nested more than {NESTING_MAX} deep")
+    return read
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner: list[object] = []
+        for item in level:
+            inner += item.values() if isinstance(item, dict) else item if isinstance(item, list) else []
+        level = inner
+    return depth
 
 
 def _verb(word: str) -> Verb:

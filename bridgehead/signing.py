@@ -37,6 +37,7 @@ COVERED_HEADERS: Final = tuple(
     )
 )
 _INPUT = re.compile(rf"{LABEL}=(?P<params>\((?P<items>[^)]*)\)(?P<rest>(?:;[a-z]+=(?:\"[^\"]*\"|\d+))*))\Z")
+_CREATED = re.compile(r"[0-9]{1,12}\Z")
 _PARAM = re.compile(r';([a-z]+)=(?:"([^"]*)"|(\d+))')
 _SIGNATURE = re.compile(rf"{LABEL}=:([A-Za-z0-9+/=]{{1,200}}):\Z")
 
@@ -72,7 +73,11 @@ def parse_digest(header: str) -> bytes | None:
     match = re.search(r"(?:^|,\s*)sha-256=:([A-Za-z0-9+/=]{44}):", header)
     if match is None:
         return None
-    return base64.b64decode(match.group(1))
+    try:
+        raw = base64.b64decode(match.group(1), validate=True)
+    except ValueError:
+        return None
+    return raw if len(raw) == 32 else None
 
 
 def sign_request(
@@ -118,7 +123,7 @@ def parse_signature(headers: Mapping[str, str]) -> Signed:
         raise PairingError("unsigned request")
     params = {name: text or number for name, text, number in _PARAM.findall(match["rest"])}
     components = tuple(item.strip('"') for item in match["items"].split())
-    if params.get("alg", "hmac-sha256") != "hmac-sha256" or not params.get("created", "").isdigit():
+    if params.get("alg", "hmac-sha256") != "hmac-sha256" or not _CREATED.match(params.get("created", "")):
         raise PairingError("unsigned request")
     try:
         raw = base64.b64decode(signature.group(1), validate=True)

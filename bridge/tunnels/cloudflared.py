@@ -79,6 +79,12 @@ class Cloudflared:
         process = self._process
         return process is not None and process.is_ready()
 
+    @property
+    def pid(self) -> int:
+        """The present process, 0 when there is none. A restart by the watchdog brings another."""
+        process = self._process
+        return 0 if process is None else process.pid
+
     def stop(self) -> None:
         self._stopping.set()
         with self._lock:
@@ -192,6 +198,10 @@ class _Process:
         assert self._popen.stdout is not None
         self._pump = threading.Thread(target=_pump, args=(self._popen.stdout, lines.append), daemon=True)
         self._pump.start()
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
 
     def exit_code(self) -> int | None:
         """None while it lives. Once it is dead, its last words have been read."""

@@ -1,0 +1,43 @@
+"""Connections: how many at once, and how long one may stay without sending the head of a request.
+
+The server library limits neither: a few hundred silent clients would use up the descriptors and nobody could come in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiohttp import web
+
+CONNECTIONS_MAX = 512  # a quick tunnel lets 200 requests through at once
+HEAD_TIMEOUT_S = 10.0
+
+
+class DoorkeepingServer(web.Server):
+    """aiohttp's server, with a door."""
+
+    def __init__(self, handler: Any, **settings: Any) -> None:
+        super().__init__(handler, request_factory=self._hear, **settings)
+        self._waited_for: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        if len(self.connections) > CONNECTIONS_MAX:
+            transport.abort()
+            return
+        timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, transport.abort)
+        self._waited_for[handler] = timer
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        self._stop_waiting(handler)
+        super().connection_lost(handler, exc)
+
+    def _hear(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+        self._stop_waiting(protocol)
+        return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
+
+    def _stop_waiting(self, handler: web.RequestHandler) -> None:
+        timer = self._waited_for.pop(handler, None)
+        if timer is not None:
+            timer.cancel()
