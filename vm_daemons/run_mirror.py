@@ -40,6 +40,7 @@ class RunMirror:
         self.refused: dict[str, str] = {}  # outputs that can't be sent, and why
         self.store_complete = False
         self.mounted: CheckpointInfo | None = None
+        self.store_took_at = time.monotonic()  # when the store last took all that there was
         self.not_before = 0.0  # monotonic; the laptop refused us, so leave it alone until then
         self._client = client
         self._growing = [
@@ -143,6 +144,7 @@ class RunMirror:
         ended = self.ended
         self.mounted = store.mirror(self.run_dir) or self.mounted
         self.store_complete = ended and store.mirrored(self.run_dir)
+        self.store_took_at = time.monotonic()
 
 
 def _mark(path: Path) -> tuple[int, int] | None:

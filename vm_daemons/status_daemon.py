@@ -59,6 +59,7 @@ class StatusDaemon:
         self._idle_s = IDLE_S
         self._heartbeat_s = 5.0
         self._probe: dict[str, Any] = {}
+        self._store_trouble = ""  # what it said to the last try to put something there
         self._store_ok_at = time.monotonic()
         self._dead_store_told: set[str] = set()
 
@@ -169,10 +170,15 @@ class StatusDaemon:
         if mirror.store_complete or not self._store.available:
             mirror.write_mirrored("complete" if mirror.store_complete else "none")
             self._forget(name, mirror)
-        elif time.monotonic() - self._store_ok_at > STORE_DEAD_AFTER_S and name not in self._dead_store_told:
+        elif self._store_is_dead_for(mirror) and name not in self._dead_store_told:
             self._dead_store_told.add(name)
             log.warning("%s: the store is dead; what this run made is on the laptop only", name)
             mirror.write_mirrored("dead")
+
+    def _store_is_dead_for(self, mirror: RunMirror) -> bool:
+        """It does not answer, or (full, read-only) it answers and takes nothing of this run."""
+        ok_at = min(self._store_ok_at, mirror.store_took_at)
+        return time.monotonic() - ok_at > STORE_DEAD_AFTER_S
 
     def _forget(self, name: str, mirror: RunMirror) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -231,7 +237,7 @@ class StatusDaemon:
             started=float(record.get("started", 0.0)),
             hostname=socket.gethostname(),
             python=platform.python_version(),
-            store=self._probe,
+            store={**self._probe, "ok": False, "error": self._store_trouble} if self._store_trouble else self._probe,
             cell_age_s=age_s(self._home.state / daemons.CELL_MARK),
             runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
             **self._gauges.snapshot(),
@@ -253,6 +259,7 @@ class StatusDaemon:
                 self._revoke([{"run_id": mirror.record.run_id, "attempt": mirror.record.attempt}])
             except (BridgeheadError, OSError) as error:  # the others get their turn all the same
                 trouble = error
+        self._store_trouble = "" if trouble is None else str(trouble)
         if trouble is not None:
             raise trouble
         return STORE_EVERY_S

@@ -89,13 +89,14 @@ class Store:
         if record is None or not self.available:
             return None
         known = self._progress.setdefault(run_dir, _Progress())
-        if known.leased_attempt != record.attempt:
+        target = self._folder(record.run_id)
+        swapped = known.looked and not (target / names.LEASE).exists()  # an emptied or another store is there now
+        if known.leased_attempt != record.attempt or swapped:
             known = self._progress[run_dir] = _Progress()
         exit_data = files.read_json(run_dir / names.EXIT)
         if known.complete_attempt == record.attempt and exit_data is not None:
             return known.mounted
         newest = _newest_folder(run_dir / names.CHECKPOINTS)
-        target = self._folder(record.run_id)
         if known.looked and exit_data is None and not self._is_due(known, run_dir, newest):
             return known.mounted
         self._take_lease(target, record)

@@ -88,6 +88,16 @@ class DeadStore:
         return False
 
 
+class FullStore(DeadStore):
+    """It answers, and has no room."""
+
+    def probe(self) -> dict[str, Any]:
+        return {"path": "/drive", "ok": True, "free_bytes": 0, "error": ""}
+
+    def mirror(self, run_dir: Path) -> CheckpointInfo | None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 class HangingStore(DeadStore):
     """A mount whose calls never return."""
 
@@ -204,6 +214,15 @@ def test_a_dead_store_is_given_up_after_a_while_and_said(rig: Rig, monkeypatch: 
     run_dir = rig.run_folder()
     end_run(run_dir)
     assert rig.mirrored(run_dir)["store"] == "dead"
+
+
+def test_a_full_store_does_not_hold_up_the_end_for_ever_and_is_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_daemon, "STORE_DEAD_AFTER_S", 0.5)
+    daemon = rig.start(FullStore())
+    run_dir = rig.run_folder()
+    end_run(run_dir)
+    assert rig.mirrored(run_dir)["store"] == "dead"
+    assert "space" in daemon._beat().store["error"]
 
 
 def test_a_store_that_comes_back_catches_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

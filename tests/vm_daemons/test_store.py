@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -463,3 +464,15 @@ def test_the_exit_record_comes_last(home: VmHome, run_dir: Path, drive: Path, mo
         store.mirror(run_dir)
     assert store.exit_record(RUN) is None
     assert not store.mirrored(run_dir)
+
+
+def test_a_store_that_was_emptied_in_the_middle_gets_everything_again(home: VmHome, run_dir: Path, drive: Path) -> None:
+    store = Store(home)
+    save(run_dir, 10)
+    store.mirror(run_dir)
+    shutil.rmtree(drive / "demo")
+    end(run_dir)
+    store.mirror(run_dir)
+    assert store.mirrored(run_dir)
+    assert {names.RUN_RECORD, names.EXIT, OUTPUTS} <= {path.name for path in stored(drive).iterdir()}
+    assert store_slots.newest_good(stored(drive) / names.CHECKPOINTS, {}) is not None
