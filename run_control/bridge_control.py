@@ -5,61 +5,94 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any, TypeGuard
 
 import bridgehead
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeDownError
 from bridgehead.pairing import Pairing
+from run_control import locks
 from run_control.project import Project
 
 START_TIMEOUT_S = 90.0  # a tunnel may need a minute
 STOP_TIMEOUT_S = 20.0
+TUNNEL_STOP_TIMEOUT_S = 3.0  # after each signal
+DISK_MIN_BYTES = 32 << 20
+RESTART = "bridgehead down, then bridgehead up"
+_READY = "ready"
 _MODULE = "run_control.bridge_process"
 _LISTEN = "0A"
 
 
 @dataclass(frozen=True)
 class LiveBridge:
-    """A bridge that serves right now."""
+    """A bridge that serves right now. When its record is lost only its process is known, and `url` is empty."""
 
     pid: int
     start: int
-    port: int
-    url: str
-    boot_sha256: str
-    tunnel: str
+    port: int = 0
+    url: str = ""
+    boot_sha256: str = ""
+    tunnel: str = ""
 
 
 def find(project: Project) -> LiveBridge | None:
     """The live bridge of this project, None when there is none (a record left by a dead one counts as none)."""
-    record = files.read_json(project.bridge_record)
-    if not isinstance(record, dict) or record.get("state") != "ready":
+    record = _record(project)
+    if record is None:
+        return _holder(project)
+    if not processes.is_alive(record["pid"], record["start"]):
+        return _holder(project)  # the record is an older bridge's
+    if record.get("state") != _READY:
         return None
-    if record.get("boot_id") != processes.boot_id() or not processes.is_alive(record["pid"], record["start"]):
-        return None
-    return LiveBridge(
-        pid=record["pid"],
-        start=record["start"],
-        port=record["port"],
-        url=record["url"],
-        boot_sha256=record["boot_sha256"],
-        tunnel=record["tunnel"],
-    )
+    return LiveBridge(**{item.name: record[item.name] for item in fields(LiveBridge)})
 
 
 def need(project: Project) -> LiveBridge:
-    """The live bridge. Raises BridgeDownError."""
+    """The live bridge, with its address. Raises BridgeDownError."""
     live = find(project)
     if live is None:
         raise BridgeDownError(f"no bridge is running for {project.root.name}", hint="bridgehead up")
+    if not live.url:
+        raise BridgeDownError(record_lost(project, live), hint=RESTART)
     return live
+
+
+def record_lost(project: Project, live: LiveBridge) -> str:
+    return f"the bridge runs as process {live.pid}, but {project.bridge_record} is missing or damaged"
+
+
+def _record(project: Project) -> dict[str, Any] | None:
+    """bridge.json when it is one of this boot and whole, else None."""
+    record = files.read_json(project.bridge_record)
+    if not _names_a_process(record):
+        return None
+    ready = record.get("state") == _READY
+    if ready and not all(type(record.get(item.name)) is type(item.default) for item in fields(LiveBridge)[2:]):
+        return None
+    return dict(record)
+
+
+def _holder(project: Project) -> LiveBridge | None:
+    """Who wrote itself into the lock file, when that process still lives."""
+    values = locks.described(project.bridge_lock)
+    if not _names_a_process(values) or not processes.is_alive(values["pid"], values["start"]):
+        return None
+    return LiveBridge(values["pid"], values["start"])
+
+
+def _names_a_process(values: Any) -> TypeGuard[dict[str, Any]]:
+    if not isinstance(values, dict) or values.get("boot_id") != processes.boot_id():
+        return False
+    return type(values.get("pid")) is int and type(values.get("start")) is int
 
 
 def pairing(project: Project, live: LiveBridge) -> Pairing:
@@ -72,6 +105,11 @@ def pairing(project: Project, live: LiveBridge) -> Pairing:
 
 def start(project: Project, *, port: int, tunnel: str) -> LiveBridge:
     """Start the bridge detached and wait until it serves. Raises BridgeDownError that says what stands in the way."""
+    record = _record(project)
+    other = _holder(project)
+    if other is not None:
+        raise BridgeDownError(f"a bridge is starting already, as process {other.pid}", hint=RESTART)
+    _end_tunnel(record)  # of a bridge that was killed: the record that names it is about to go
     refuse_taken_port(port)
     project.make_private()
     process = _spawn(project, port, tunnel)
@@ -86,31 +124,56 @@ def _await_ready(project: Project, process: subprocess.Popen[bytes]) -> LiveBrid
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         live = find(project)
-        if live is not None and live.pid == process.pid:
+        if live is not None and live.pid == process.pid and live.url:
             return live
         if process.poll() is not None:
-            raise _why_it_ended(project, process.pid)
+            raise _why_it_ended(project, process.pid, process.returncode)
         time.sleep(0.05)
     raise BridgeDownError("the bridge did not come up in time", hint=f"look into {project.bridge_log}")
 
 
 def stop(project: Project) -> bool:
     """Stop the bridge and all it started (the tunnel). Returns whether there was one."""
-    record = files.read_json(project.bridge_record)
-    if not isinstance(record, dict) or record.get("boot_id") != processes.boot_id():
-        project.bridge_record.unlink(missing_ok=True)
-        return False
-    pid, start = int(record["pid"]), int(record["start"])
-    session = [child for child in processes.all_pids() if processes.session_of(child) == pid]
+    record = _record(project)
+    known = (record["pid"], record["start"]) if record else (0, 0)
+    holder = None if processes.is_alive(*known) else _holder(project)
+    pid, start = (holder.pid, holder.start) if holder else known
+    session = [child for child in processes.all_pids() if pid and processes.session_of(child) == pid]
     ticks = {child: processes.start_ticks(child) for child in session}
     was_alive = processes.send(pid, signal.SIGTERM, started_ticks=start)
-    deadline = time.monotonic() + STOP_TIMEOUT_S
-    while was_alive and processes.is_alive(pid, start) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    if was_alive:
+        _await_end(pid, start, STOP_TIMEOUT_S)
     for child, started_ticks in ticks.items() if was_alive else ():
         processes.send(child, processes.KILL, started_ticks=started_ticks)
+    _end_tunnel(record)
     project.bridge_record.unlink(missing_ok=True)
     return was_alive
+
+
+def _end_tunnel(record: dict[str, Any] | None) -> None:
+    """End the tunnel's process that the record names: it is in a session of its own and outlives a killed bridge."""
+    pid, start = (record or {}).get("tunnel_pid"), (record or {}).get("tunnel_start")
+    if type(pid) is not int or type(start) is not int:
+        return
+    for sign in (signal.SIGTERM, processes.KILL):
+        if processes.send(pid, sign, started_ticks=start):
+            _await_end(pid, start, TUNNEL_STOP_TIMEOUT_S)
+
+
+def _await_end(pid: int, start: int, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while processes.is_alive(pid, start) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def refuse_full_disk(project: Project) -> None:
+    """Raises BridgeDownError: a bridge that can't write its record or its log could not even say why it ended."""
+    free = shutil.disk_usage(project.root).free
+    if free < DISK_MIN_BYTES:
+        raise BridgeDownError(
+            f"the disk that holds {project.root} is full: {free / 2**20:.1f} MiB free",
+            hint=f"make room for {DISK_MIN_BYTES >> 20} MiB there, then bridgehead up",
+        )
 
 
 def refuse_taken_port(port: int) -> None:
@@ -178,9 +241,12 @@ def _spawn(project: Project, port: int, tunnel: str) -> subprocess.Popen[bytes]:
         os.close(log)
 
 
-def _why_it_ended(project: Project, pid: int) -> BridgeDownError:
+def _why_it_ended(project: Project, pid: int, exit_code: int | None) -> BridgeDownError:
     record = files.read_json(project.bridge_record)
     if isinstance(record, dict) and record.get("pid") == pid and isinstance(record.get("error"), dict):
         error = record["error"]
         return BridgeDownError(str(error.get("message")), hint=str(error.get("hint", "")))
+    if exit_code == BridgeDownError.exit_code:  # it refuses before it may write the record
+        text = f"another bridge holds {project.bridge_lock}, and nothing tells which process that is"
+        return BridgeDownError(text, hint="end that process (run_control.bridge_process), then bridgehead up")
     return BridgeDownError("the bridge ended while starting", hint=f"look into {project.bridge_log}")

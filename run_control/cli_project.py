@@ -53,8 +53,10 @@ def demo(
 def up(
     context: typer.Context,
     runtime: Annotated[str, typer.Option(help="notebook: a VM that you open; local: one made here.")] = "notebook",
-    tunnel: Annotated[str, typer.Option(help="none or cloudflared.")] = "none",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = names.DEFAULT_PORT,
+    tunnel: Annotated[str | None, typer.Option(help="none (the default) or cloudflared.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help=f"Default: {names.DEFAULT_PORT}; 0: any free one.")
+    ] = None,
     json: JsonFlag = False,
     project: ProjectFlag = None,
 ) -> int:
@@ -118,6 +120,8 @@ def notebook(
     from run_control import notebook as writer
 
     found = project_of(context, project)
+    if out is not None:
+        writer.check(out)
     pairing = bridge_control.pairing(found, bridge_control.need(found))
     path = writer.write(out or found.notebook, pairing)
     data: dict[str, Any] = {"notebook": str(path)}

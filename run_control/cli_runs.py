@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from bridgehead import names
-from bridgehead.errors import BridgeDownError, BridgeheadError, UsageError
+from bridgehead.errors import BridgeDownError, BridgeheadError, StillRunning, UsageError
 from run_control.cli_support import (
     JsonFlag,
     ProjectFlag,
@@ -76,6 +76,8 @@ def status(
         table(views.RUN_HEADERS, [view.row() for view in runs])
         if live is None:
             note("no bridge is running. next: bridgehead up")
+        elif not live.url:
+            note(f"{bridge_control.record_lost(found, live)}. next: {bridge_control.RESTART}")
 
     data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
     return emit(data, as_json=json, show=show)
@@ -187,12 +189,19 @@ def logs(
     return error.exit_code if error else 0
 
 
-def queue(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+def queue(
+    context: typer.Context,
+    newest: Annotated[
+        int | None, typer.Option("--tail", "-n", min=0, help="So many of the newest lines; default: all.")
+    ] = None,
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
     """What became of each line of queue.txt."""
     from run_control import bridge_control, views
 
     found = project_of(context, project)
-    commands, notes = views.commands(found), views.notes(found)
+    commands, notes = views.commands(found, newest), views.notes(found)
 
     def show() -> None:
         table(views.COMMAND_HEADERS, [views.command_row(command) for command in commands])
@@ -205,12 +214,14 @@ def queue(context: typer.Context, json: JsonFlag = False, project: ProjectFlag =
 
 
 def _submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
-    from run_control import queueing
+    from run_control import bridge_control, queueing
 
     queued = queueing.submit(project, line)
+    if wait and not queued.run_id and bridge_control.find(project) is not None:
+        raise StillRunning("queued, but the bridge has not taken the line yet", hint="bridgehead queue")
     if wait and not queued.run_id:
         raise BridgeDownError("queued, but no bridge has taken the line: nothing to wait for", hint="bridgehead up")
-    code = emit(queued.to_json(), as_json=as_json, show=lambda: _show_queued(queued))
+    code = emit(queued.to_json(), as_json=as_json, show=lambda: _show_queued(project, queued))
     return _follow_to_end(project, [queued.run_id], None, as_json=as_json) if wait else code
 
 
@@ -252,12 +263,19 @@ def _stream_line(sequence: int, line: str, *, as_json: bool) -> int:
     return sequence + 1
 
 
-def _show_queued(queued: Queued) -> None:
+def _show_queued(project: Project, queued: Queued) -> None:
+    from run_control import bridge_control
+
     if queued.taken:
         say(queued.run_id or f"taken as #{queued.seq}")
         return
     say(f"queued: {queued.line}")
-    note("no bridge has taken it yet. next: bridgehead up")
+    up = bridge_control.find(project) is not None
+    note(
+        "the bridge has not taken it yet. next: bridgehead queue"
+        if up
+        else "no bridge has taken it yet. next: bridgehead up"
+    )
 
 
 def _show_run(view: RunView) -> None:

@@ -29,6 +29,7 @@ ProjectFlag = Annotated[
 def run(app: typer.Typer, argv: Sequence[str], prog: str) -> int:
     """Run the app and return the exit code. The one place where errors become codes."""
     as_json = "--json" in list(argv)[: list(argv).index("--")] if "--" in argv else "--json" in argv
+    _replace_closed()
     try:
         result = app(args=list(argv), prog_name=prog, standalone_mode=False)
         sys.stdout.flush()
@@ -38,6 +39,7 @@ def run(app: typer.Typer, argv: Sequence[str], prog: str) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED_EXIT_CODE
     except OSError as error:
+        _settle_stdout()
         return _report(_os_error(error), as_json)
     except Exception as error:  # noqa: BLE001 - the process edge: one line, never a traceback with locals
         return _report(_unforeseen(error), as_json)
@@ -81,9 +83,33 @@ def say(text: str = "") -> None:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader (head, less) has left. Python would complain once more when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # the reader (head, less) has left
         raise typer.Exit(0) from None
+    except OSError as error:
+        _drop_stdout()
+        reason = error.strerror or type(error).__name__
+        raise BridgeheadError(f"stdout can't be written: {reason}", hint="send it to a place with room") from None
+
+
+def _drop_stdout() -> None:
+    """Let what is left go nowhere: Python would complain once more when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _settle_stdout() -> None:
+    """After an OSError that may have been stdout's own: the error is told on stderr alone then."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_stdout()
+
+
+def _replace_closed() -> None:
+    """Python has None for a stream that was closed from outside (`>&-`): what goes there is wanted by nobody."""
+    if sys.stdout is None:
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")
+    if sys.stderr is None:
+        sys.stderr = Path(os.devnull).open("w", encoding="utf-8")
 
 
 def note(text: str) -> None:

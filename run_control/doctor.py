@@ -87,6 +87,8 @@ def _check_private(found: Project) -> Check:
 
 def _check_bridge(found: Project) -> Check:
     live = bridge_control.find(found)
+    if live is not None and not live.url:
+        return Check("port", FAIL, bridge_control.record_lost(found, live), bridge_control.RESTART)
     if live is not None:
         return _answers(live.port)
     try:

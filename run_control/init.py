@@ -20,8 +20,11 @@ def init(folder: Path) -> tuple[Project, list[str]]:
         raise UsageError(f"{project.file} is there already", hint="bridgehead up")
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is not a folder")
-    folder.mkdir(parents=True, exist_ok=True)
-    project.make_private()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        project.make_private()
+    except OSError as error:
+        raise UsageError(f"{folder} can't be made: {error.strerror}", hint="bridgehead init DIR") from None
     written = [f"{names.PRIVATE_FOLDER}/"]
     if not project.inbox.exists():
         project.inbox.mkdir()

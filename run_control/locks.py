@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+_TEXT_AT = 1  # Windows lets nobody else read the locked first byte
 
 
 def take(path: Path) -> int | None:
@@ -16,6 +20,23 @@ def take(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def describe(fd: int, values: dict[str, Any]) -> None:
+    """Write into the lock file, whose lock `fd` holds, who that is. It stays there when the holder is killed."""
+    os.ftruncate(fd, 0)
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.write(fd, b" " * _TEXT_AT + json.dumps(values).encode())
+
+
+def described(path: Path) -> Any | None:
+    """What the last holder wrote with `describe`; None when there is nothing to read."""
+    try:
+        with path.open("rb", buffering=0) as handle:
+            handle.seek(_TEXT_AT)
+            return json.loads(handle.read())
+    except (OSError, ValueError):
+        return None
 
 
 if sys.platform == "win32":

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 from bridgehead import files
-from bridgehead.errors import BridgeheadError
+from bridgehead.errors import BridgeheadError, UsageError
 from bridgehead.pairing import Pairing
 
 _PACKAGE = "notebooks"
@@ -19,6 +20,14 @@ def write(path: Path, pairing: Pairing) -> Path:
     """Write the filled-in notebook, readable by its owner alone: it holds the key."""
     files.write_json(path, filled(pairing.encode()), mode=0o600)
     return path
+
+
+def check(path: Path) -> None:
+    """Raises UsageError that names `path` when no file can be written there."""
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"bridgehead notebook --out {path / _FILE}")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(f"{path} can't be written: no folder to write into", hint="bridgehead notebook --out FILE")
 
 
 def filled(code: str) -> dict[str, object]:

@@ -16,6 +16,8 @@ DRIVE_FOLDER = "drive"
 VMS_FOLDER = "vms"
 NOTEBOOK_FILE = "bootstrap.ipynb"
 UP_LOCK = "up.lock"
+BRIDGE_LOCK = "bridge.lock"
+QUEUE_LOCK = "queue.lock"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,16 @@ class Project:
     @property
     def bridge_log(self) -> Path:
         return self.private / names.BRIDGE_LOG
+
+    @property
+    def bridge_lock(self) -> Path:
+        """Held while a bridge lives; says who holds it."""
+        return self.private / BRIDGE_LOCK
+
+    @property
+    def queue_lock(self) -> Path:
+        """Held while one command waits for the bridge to take its line."""
+        return self.private / QUEUE_LOCK
 
     @property
     def notebook(self) -> Path:

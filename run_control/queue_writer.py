@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -42,7 +43,11 @@ def shell_line(text: str, vm: str = "") -> str:
     """The line that runs `text` through bash on the VM. Raises UsageError when there is nothing to run."""
     if not text.strip():
         raise UsageError("nothing to run", hint="bridgehead sh 'nvidia-smi'")
-    return _checked(_pin(vm) + encode_shell(text))
+    try:
+        encoded = encode_shell(text)
+    except UnicodeEncodeError:  # bytes that are no UTF-8 arrive from the shell as lone surrogates
+        raise UsageError("the command is not UTF-8 text", hint="bridgehead sh 'nvidia-smi'") from None
+    return _checked(_pin(vm) + encoded)
 
 
 def stop_line(target: str) -> str:
@@ -50,7 +55,15 @@ def stop_line(target: str) -> str:
 
 
 def _pin(vm: str) -> str:
-    return f"@{vm} " if vm else ""
+    """`@vm `, checked: with a space in it the rest of the name would be read as the command. Raises UsageError."""
+    if not vm:
+        return ""
+    parsed = None
+    with contextlib.suppress(UsageError):
+        parsed = parse_line(f"@{vm} {Verb.SYNC}:")
+    if parsed is None or parsed.vm != vm:
+        raise UsageError(f"not a VM name: {vm[:60]!r}", hint="bridgehead status lists the VMs")
+    return f"@{vm} "
 
 
 def _checked(line: str) -> str:

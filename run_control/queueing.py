@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.ledger_rows import REJECTED
 from bridgehead.errors import UsageError
-from run_control import bridge_control, queue_writer
+from run_control import bridge_control, locks, queue_writer
 from run_control.project import Project
 from run_control.views import ledger_of
 
@@ -29,12 +32,30 @@ class Queued:
         return asdict(self)
 
 
+@contextlib.contextmanager
+def _alone(project: Project) -> Iterator[bool]:
+    """Whether this is the only command that waits for its line: equal lines at once would all find the first one."""
+    deadline = time.monotonic() + TAKEN_TIMEOUT_S
+    fd = locks.take(project.queue_lock)
+    while fd is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        fd = locks.take(project.queue_lock)
+    try:
+        yield fd is not None
+    finally:
+        if fd is not None:
+            os.close(fd)
+
+
 def submit(project: Project, line: str) -> Queued:
     """Append the line; with a live bridge wait until it is taken. Raises UsageError when the bridge rejects it."""
     if bridge_control.find(project) is None:
         queue_writer.append(project.queue, [line])
         return Queued(line, taken=False)
-    with ledger_of(project) as ledger:
+    with _alone(project) as alone, ledger_of(project) as ledger:
+        if not alone:  # the line counts all the same; only its number can't be told from a twin's
+            queue_writer.append(project.queue, [line])
+            return Queued(line, taken=False)
         last = max((row.seq for row in ledger.commands(limit=1)), default=0)
         queue_writer.append(project.queue, [line])
         deadline = time.monotonic() + TAKEN_TIMEOUT_S

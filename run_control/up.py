@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge import tunnels
+from bridgehead import names
 from bridgehead.errors import BridgeDownError
 from run_control import bridge_control, local_vms, project_file
 from run_control.project import Project, changing
 
 NOTEBOOK = "notebook"
 LOCAL = "local"
+DEFAULT_TUNNEL = "none"
 RUNTIMES = (NOTEBOOK, LOCAL)
 
 
@@ -41,15 +43,24 @@ class DownReport:
         return asdict(self)
 
 
-def up(project: Project, *, runtime: str, tunnel: str, port: int) -> UpReport:
-    """Bring up what is not up yet; running it twice changes nothing. Raises UsageError, BridgeDownError, VmError."""
+def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int | None = None) -> UpReport:
+    """Bring up what is not up yet; running it twice changes nothing. Raises UsageError, BridgeDownError, VmError.
+
+    With None for tunnel or port a live bridge keeps its own, and a new one gets the default.
+    """
     view = project_file.load(project.root)
-    tunnels.make(tunnel)  # not started: a misspelt name is told before anything is
+    tunnels.make(tunnel or DEFAULT_TUNNEL)  # not started: a misspelt name is told before anything is
+    if bridge_control.find(project) is None:
+        bridge_control.refuse_full_disk(project)
     with changing(project):
         live = bridge_control.find(project)
         started = live is None
         if live is None:
-            live = bridge_control.start(project, port=port, tunnel=tunnel)
+            new_port = names.DEFAULT_PORT if port is None else port
+            live = bridge_control.start(project, port=new_port, tunnel=tunnel or DEFAULT_TUNNEL)
+        else:
+            live = bridge_control.need(project)
+            _refuse_another(live, tunnel, port)
         vm, new = local_vms.ensure(project, new_address=started) if runtime == LOCAL else (None, False)
     return UpReport(
         project=view.name,
@@ -61,6 +72,20 @@ def up(project: Project, *, runtime: str, tunnel: str, port: int) -> UpReport:
         vm=vm.name if vm else "",
         started_vm=new,
     )
+
+
+def _refuse_another(live: bridge_control.LiveBridge, tunnel: str | None, port: int | None) -> None:
+    """Raises BridgeDownError when the live bridge is not the one asked for."""
+    wanted = ""
+    if tunnel is not None and tunnel != live.tunnel:
+        wanted += f" --tunnel {tunnel}"
+    if port and port != live.port:  # 0 is any port
+        wanted += f" --port {port}"
+    if wanted:
+        raise BridgeDownError(
+            f"already up with tunnel {live.tunnel} on port {live.port}",
+            hint=f"bridgehead down, then bridgehead up{wanted}",
+        )
 
 
 def down(project: Project) -> DownReport:

@@ -166,12 +166,12 @@ def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def commands(project: Project) -> list[dict[str, Any]]:
-    """Every taken line of the queue, oldest first."""
+def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]]:
+    """Every taken line of the queue, or the `newest` of them, oldest first."""
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        return [_command(row) for row in ledger.commands()]
+        return [_command(row) for row in ledger.commands(limit=newest)]
 
 
 def notes(project: Project) -> list[dict[str, Any]]:
