@@ -134,9 +134,12 @@ def test_the_environment_is_scrubbed_and_says_what_the_stage_needs(
 def test_user_code_finds_its_own_modules_and_the_api_but_no_package_of_ours(home: VmHome) -> None:
     (home.payload / "stages.py").write_text("MINE = True\n")
     code = """
-import importlib.util, stages, bridgehead, sys
+import os, stages, bridgehead
+from importlib.machinery import PathFinder
 assert stages.MINE
-assert importlib.util.find_spec('vm_daemons') is None, importlib.util.find_spec('vm_daemons')
+given = os.environ["PYTHONPATH"].split(os.pathsep)  # not the whole path: this interpreter may have us installed
+assert PathFinder.find_spec("bridgehead", given) is not None
+assert PathFinder.find_spec("vm_daemons", given) is None
 print(bridgehead.current_run().run_id)
 """
     (home.payload / "train.py").write_text(code)
