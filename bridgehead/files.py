@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -74,11 +76,26 @@ def write_json(path: Path, value: object, *, mode: int = 0o644) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The document, or None when the file is absent or not valid JSON (a reader is tolerant)."""
+    """The document, or None when the file is absent, no plain file or not valid JSON (a reader is tolerant)."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would hang us, a folder is no document
+            return None
         return json.loads(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link to itself
+            return None
+        raise
+
+
+def plain_stat(path: Path) -> os.stat_result | None:
+    """What lies at `path` itself, when that is a plain file; None for nothing, a link, a folder, a FIFO."""
+    try:
+        found = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return found if stat.S_ISREG(found.st_mode) else None
 
 
 def canonical_json(value: object) -> bytes:

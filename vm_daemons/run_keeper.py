@@ -183,6 +183,8 @@ class RunKeeper:
         starts = entry.starts if entry is not None else 0
         if launch.stage_lives(run_dir):
             task.runner = launch.start(self._home, run_dir, {}, adopt=True)
+        elif not launch.kill(run_dir):  # children of a stage that died together with its runner; asked again then
+            return
         elif (run_dir / names.STOP_REQUEST).exists():
             self.end_unstarted(task, RunState.STOPPED, FailureClass.STOPPED, "stopped")
         elif task.command.verb == Verb.SH:
@@ -191,7 +193,7 @@ class RunKeeper:
         elif starts >= MAX_STARTS:
             message = f"its runner died {starts} times; out of memory?"
             self.end_unstarted(task, RunState.FAILED, FailureClass.KILLED, message)
-        elif launch.kill(run_dir):  # what a killed runner had not yet written down
+        else:
             task.phase, self.dirty = Phase.WAITING, True
 
     def _tell_started(self, task: Task, there: bool) -> None:

@@ -14,7 +14,7 @@ from bridgehead import files, names, paths
 from bridgehead.errors import UsageError
 from bridgehead.records import CheckpointInfo, RunRecord, Status
 from vm_daemons import run_status
-from vm_daemons.client import BridgeClient
+from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.uploads import GrowingUpload, upload_file
 
 if TYPE_CHECKING:
@@ -41,6 +41,9 @@ class RunMirror:
         self.store_complete = False
         self.mounted: CheckpointInfo | None = None
         self.store_took_at = time.monotonic()  # when the store last took all that there was
+        self.store_trouble = ""  # what the store said to the last try
+        self.store_not_before = 0.0  # monotonic
+        self._store_backoff = Backoff(0.5)
         self.not_before = 0.0  # monotonic; the laptop refused us, so leave it alone until then
         self._client = client
         self._growing = [
@@ -145,12 +148,16 @@ class RunMirror:
         self.mounted = store.mirror(self.run_dir) or self.mounted
         self.store_complete = ended and store.mirrored(self.run_dir)
         self.store_took_at = time.monotonic()
+        self.store_trouble = ""
+        self._store_backoff.reset()
+
+    def store_fails(self, why: str) -> None:
+        """Leave the store alone for this run, longer each time; the other runs go on."""
+        self.store_trouble = why
+        self.store_not_before = time.monotonic() + self._store_backoff.next_s()
 
 
 def _mark(path: Path) -> tuple[int, int] | None:
     """What tells one version of a file from another; None when there is none."""
-    try:
-        stat = path.stat()
-    except FileNotFoundError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
+    found = files.plain_stat(path)
+    return None if found is None else (found.st_mtime_ns, found.st_size)

@@ -89,6 +89,8 @@ def _read_events(path: Path, attempt: int) -> _Events:
 
 def _tail(path: Path) -> list[dict[str, Any]]:
     """The last whole lines that are JSON objects; a line that is just being written is left for the next time."""
+    if files.plain_stat(path) is None:
+        return []
     try:
         with path.open("rb") as handle:
             size = handle.seek(0, os.SEEK_END)

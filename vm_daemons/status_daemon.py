@@ -8,6 +8,7 @@ the others.
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import platform
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names, processes
-from bridgehead.errors import BridgeheadError, NotFoundError, SupersededError, UsageError
+from bridgehead.errors import BridgeheadError, PairingError, SupersededError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
 from vm_daemons import daemons
 from vm_daemons.client import Backoff, BridgeClient
@@ -115,14 +116,18 @@ class StatusDaemon:
     def _compose_step(self) -> float:
         being_made = self._discover()
         for name, mirror in list(self._runs.items()):
-            if not mirror.abandoned:
-                mirror.compose(time.time())
-            self._settle(name, mirror)
+            if mirror.not_before <= time.monotonic():
+                self._guarded(mirror, functools.partial(self._compose, name, mirror))
         if not self._runs:
             self._busy.clear()
             return FRESH_S if being_made else self._idle_s
         self._busy.set()
         return COMPOSE_EVERY_S
+
+    def _compose(self, name: str, mirror: RunMirror) -> None:
+        if not mirror.abandoned:
+            mirror.compose(time.time())
+        self._settle(name, mirror)
 
     def _discover(self) -> bool:
         """Take up new run folders, new attempts in known ones, and leave what has been mirrored.
@@ -199,7 +204,7 @@ class StatusDaemon:
         if not self._busy.wait(5.0):
             return 0.0
         for mirror in self._reachable():
-            if mirror.logs_shipped and not mirror.outputs_shipped:
+            if mirror.logs_shipped and not mirror.shipped:  # also when exit.json was written anew since
                 self._guarded(mirror, mirror.ship_outputs)
                 self._wake.set()
         return SHIP_EVERY_S
@@ -209,11 +214,16 @@ class StatusDaemon:
         return [mirror for mirror in list(self._runs.values()) if not mirror.abandoned and mirror.not_before <= now]
 
     def _guarded(self, mirror: RunMirror, action: Callable[[], bool | None]) -> bool:
-        """A refusal concerns this run alone. It is unsigned, so it only makes us wait: the signed hints decide."""
+        """A refusal, or a file that can't be used, concerns this run alone; trouble with the network concerns all.
+
+        A refusal is unsigned, so it only makes us wait: the signed hints decide.
+        """
         try:
             return bool(action())
-        except (SupersededError, NotFoundError) as error:
-            log.warning("%s: %s", mirror.record.run_id, error.message)
+        except (TransferError, PairingError):
+            raise
+        except (BridgeheadError, OSError) as error:
+            log.warning("%s: %s", mirror.record.run_id, error)
             mirror.not_before = time.monotonic() + REFUSED_PAUSE_S
             return False
 
@@ -248,9 +258,12 @@ class StatusDaemon:
     def _store_step(self) -> float:
         if not self._busy.wait(5.0) or not self._store.available:
             return STORE_EVERY_S
-        trouble: BridgeheadError | OSError | None = None
+        trouble = ""
         for mirror in list(self._runs.values()):
             if mirror.abandoned or mirror.store_complete:
+                continue
+            if time.monotonic() < mirror.store_not_before:
+                trouble = trouble or mirror.store_trouble
                 continue
             try:
                 mirror.mirror_to(self._store)
@@ -258,10 +271,11 @@ class StatusDaemon:
                 log.warning("%s: %s", mirror.record.run_id, error.message)
                 self._revoke([{"run_id": mirror.record.run_id, "attempt": mirror.record.attempt}])
             except (BridgeheadError, OSError) as error:  # the others get their turn all the same
-                trouble = error
-        self._store_trouble = "" if trouble is None else str(trouble)
-        if trouble is not None:
-            raise trouble
+                trouble = str(error)
+                if trouble != mirror.store_trouble:
+                    log.warning("%s: store: %s", mirror.record.run_id, trouble)
+                mirror.store_fails(trouble)
+        self._store_trouble = trouble
         return STORE_EVERY_S
 
     def _probe_step(self) -> float:

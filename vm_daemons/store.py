@@ -40,6 +40,7 @@ _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, w
 class _Progress:
     """What this process knows to be in the store, so that a call costs nothing when nothing has changed."""
 
+    root: tuple[int, int] = (0, 0)  # device and inode of the store's folder
     leased_attempt: int = 0
     mounted: CheckpointInfo | None = None
     looked: bool = False  # the slots have been read once
@@ -90,9 +91,11 @@ class Store:
             return None
         known = self._progress.setdefault(run_dir, _Progress())
         target = self._folder(record.run_id)
-        swapped = known.looked and not (target / names.LEASE).exists()  # an emptied or another store is there now
+        root = self._root()
+        # Another store, or the same one emptied, is there now: what went into the one before counts for nothing.
+        swapped = known.looked and (root != known.root or not (target / names.LEASE).exists())
         if known.leased_attempt != record.attempt or swapped:
-            known = self._progress[run_dir] = _Progress()
+            known = self._progress[run_dir] = _Progress(root=root)
         exit_data = files.read_json(run_dir / names.EXIT)
         if known.complete_attempt == record.attempt and exit_data is not None:
             return known.mounted
@@ -192,6 +195,11 @@ class Store:
             raise OSError(f"the store {root} is gone")
         return root / str(self._home.record().get("project") or "project") / names.VM_RUNS / run_id
 
+    def _root(self) -> tuple[int, int]:
+        path = self._home.store_path()
+        found = path.stat() if path is not None else None
+        return (found.st_dev, found.st_ino) if found is not None else (0, 0)
+
     def _is_due(self, known: _Progress, run_dir: Path, newest: Path | None) -> bool:
         if newest is not None and checkpoints.step_of(newest) != (known.mounted.step if known.mounted else None):
             return True
@@ -253,14 +261,15 @@ class Store:
         entries: list[dict[str, Any]] = [
             {"path": name, "size": (run_dir / name).stat().st_size, "sha256": files.sha256_file(run_dir / name)}
             for name in outputs
-            if (run_dir / name).is_file()
+            if files.plain_stat(run_dir / name) is not None
         ]
         listing: dict[str, Any] = {"v": names.RECORD_VERSION, "run_id": record.run_id, "files": entries}
         listing["sha256"] = checkpoints.manifest_digest(listing)
         for entry in entries:
-            if files.sha256_file(target / entry["path"]) != entry["sha256"]:
-                known.copied.pop(entry["path"], None)
-                raise VerificationError(f"{entry['path']} reads back from the store with another hash")
+            there = target / entry["path"]
+            if files.plain_stat(there) is None or files.sha256_file(there) != entry["sha256"]:
+                known.copied.pop(entry["path"], None)  # it is copied again the next time
+                raise VerificationError(f"{entry['path']} reads back from the store with another hash, or not at all")
         files.write_json(target / OUTPUTS, listing)
         _copy_whole(run_dir / names.EXIT, target / names.EXIT)
         known.complete_attempt = record.attempt
@@ -317,11 +326,8 @@ def _artifacts(run_dir: Path) -> list[str]:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        state = path.stat()
-    except FileNotFoundError:
-        return None
-    return state.st_mtime_ns, state.st_size
+    found = files.plain_stat(path)
+    return None if found is None else (found.st_mtime_ns, found.st_size)
 
 
 def _copy_whole(source: Path, target: Path) -> None:

@@ -132,10 +132,7 @@ class GrowingUpload:
         os.replace(temp, path)
 
     def _stat(self) -> os.stat_result | None:
-        try:
-            return self._path.stat()
-        except FileNotFoundError:
-            return None
+        return files.plain_stat(self._path)
 
 
 def upload_file(client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:
