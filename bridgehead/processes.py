@@ -62,6 +62,23 @@ def all_pids() -> list[int]:
     return [int(entry.name) for entry in _PROC.iterdir() if entry.name.isdigit()]
 
 
+def descendants(root: int) -> set[int]:
+    """Live children of `root`, their children, and so on."""
+    parents: dict[int, list[int]] = {}
+    for pid in all_pids():
+        with contextlib.suppress(OSError, IndexError):
+            fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            if fields[0] not in ("Z", "X"):
+                parents.setdefault(int(fields[1]), []).append(pid)
+    found: set[int] = set()
+    waiting = [root]
+    while waiting:
+        fresh = [pid for pid in parents.get(waiting.pop(), []) if pid not in found]
+        found.update(fresh)
+        waiting += fresh
+    return found
+
+
 def environment_has(pid: int, name: str, value: str) -> bool:
     """Whether the environment that `pid` was started with holds name=value."""
     try:

@@ -115,10 +115,20 @@ def kill(run_dir: Path) -> bool:
 def members(run_dir: Path, session: int) -> list[int]:
     """Live processes that belong to a run: started with its folder in their environment, or in its session."""
     found = set(processes.tagged(names.ENV_RUN_DIR, str(run_dir)))
+    found |= {pid for pid in processes.all_pids() if _is_runner(pid, run_dir)}
     if session > 0:
         found |= {pid for pid in processes.all_pids() if processes.session_of(pid) == session}
     found.discard(os.getpid())
     return sorted(pid for pid in found if processes.start_ticks(pid))
+
+
+def _is_runner(pid: int, run_dir: Path) -> bool:
+    """Whether it is a runner of this folder; its record and its lock may have been removed with the folder."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"vm_daemons.stage_runner" in words and os.fsencode(run_dir) in words
 
 
 def _take_lock(path: Path) -> int | None:

@@ -166,6 +166,12 @@ class RunKeeper:
     def _watch_running(self, task: Task, run_dir: Path) -> None:
         if task.runner is not None:
             task.runner.poll()  # reaps it
+        if not (run_dir / names.RUN_RECORD).exists() and (task.runner is not None or launch.members(run_dir, 0)):
+            # With the folder went the lock: it must not be started beside itself.
+            if launch.kill(run_dir):
+                message = "its run folder was removed while it ran"
+                self.end_unstarted(task, RunState.FAILED, FailureClass.USER_ERROR, message)
+            return
         self._pass_stop_on(task, run_dir)
         alive = launch.is_running(run_dir)  # asked first: the runner writes its exit record and then goes
         record = run_folder.exit_record(run_dir)

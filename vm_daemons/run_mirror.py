@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bridgehead import files, names, paths
+from bridgehead import files, names
 from bridgehead.errors import UsageError
 from bridgehead.records import CheckpointInfo, RunRecord, Status
-from vm_daemons import run_status
+from vm_daemons import outputs, run_status
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.uploads import GrowingUpload, upload_file
 
@@ -111,20 +111,18 @@ class RunMirror:
         """artifacts/ and bundle/, then the state files, then exit.json. Files that were sent are not sent again."""
         if self.status is None or self.status.state not in names.ENDED:
             return  # the last status has still to be composed
-        for folder in names.ARTIFACT_FOLDERS:
-            for path in sorted((self.run_dir / folder).rglob("*")):
-                if path.is_file() and not path.is_symlink() and not path.name.startswith(files.TEMP_PREFIX):
-                    self._send_output(path)
+        found, left = outputs.find(self.run_dir)
+        self.refused.update(left)
+        for relative in found:
+            self._send_output(relative)
         for name in (*_STATE_FILES, names.EXIT):
             self._send_if_changed(name)
         self.outputs_shipped = True
 
-    def _send_output(self, path: Path) -> None:
-        relative = path.relative_to(self.run_dir).as_posix()
+    def _send_output(self, relative: str) -> None:
         try:
-            paths.check_relative(relative)
             self._send_if_changed(relative)
-        except UsageError as error:  # a name or size that the laptop never takes: said, and not tried for ever
+        except UsageError as error:  # a size that the laptop never takes: said, and not tried for ever
             self.refused[relative[:200]] = error.message
 
     def _is_sent(self, relative: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import errno
 import os
 import select
@@ -24,12 +25,13 @@ from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
 from bridgehead.run import STOPPED_EXIT_CODE
-from vm_daemons import launch
+from vm_daemons import launch, outputs
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
 
 LEFTOVER_GRACE_S = 2.0  # for processes that outlive their stage, from SIGTERM to SIGKILL
 EXIT_TRIES = 60  # once a second
+_PR_SET_CHILD_SUBREAPER = 36
 _SHELL_HINTS = {126: " (found, but can't be executed)", 127: " (command not found)"}
 
 
@@ -75,6 +77,7 @@ class Runner:
             self._could_not_start(_why_not_started(error, command))
             return
         self._stage_pid, self._stage_start = stage.pid, processes.start_ticks(stage.pid)
+        _adopt_orphans()
         self._write_process()
         if self._stops:  # it came while there was nothing to pass it on to
             self._pass_stop_on()
@@ -177,22 +180,27 @@ class Runner:
 
     # --- end -----------------------------------------------------------------------------------------
 
+    def _left(self) -> list[int]:
+        """What outlived the stage: by tag, by session, and whoever fell to this process as the subreaper."""
+        found = {*launch.members(self._dir, self._stage_pid), *processes.descendants(os.getpid())}
+        return sorted(found - {os.getpid()})
+
     def _clear_up(self) -> list[str]:
         """End what outlived the stage: SIGTERM, then SIGKILL after 2 s, or after what a stop left of its grace."""
-        left = launch.members(self._dir, self._stage_pid)
+        left = self._left()
         named = [f"{pid} {processes.command_line(pid)}" for pid in left]
         for pid in left:
             _signal(pid, signal.SIGTERM)
         deadline = time.monotonic() + LEFTOVER_GRACE_S
         while left and time.monotonic() < (self._kill_at if self._kill_at is not None else deadline):
             time.sleep(0.02)
-            left = launch.members(self._dir, self._stage_pid)
+            left = self._left()
         deadline = time.monotonic() + LEFTOVER_GRACE_S
         while left and time.monotonic() < deadline:
             for pid in left:
                 _signal(pid, signal.SIGKILL)
             time.sleep(0.02)
-            left = launch.members(self._dir, self._stage_pid)
+            left = self._left()
         signal.setitimer(signal.ITIMER_REAL, 0)
         return named
 
@@ -227,6 +235,10 @@ class Runner:
         signal_name: str = "",
         leftovers: list[str] | None = None,
     ) -> None:
+        _, left = outputs.find(self._dir)
+        for output, why in left.items():
+            self._say(f"--- stays on the VM: {output!r}: {why}")
+        message = "; ".join(filter(None, (message, outputs.told(left))))
         record = ExitRecord(
             run_id=self._record.run_id,
             attempt=self._record.attempt,
@@ -248,6 +260,15 @@ class Runner:
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):
             files.append_line(self._dir / names.LOG, line, durable=False)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of whatever the stage orphans, however it hides: own session, emptied environment.
+
+    prctl(PR_SET_CHILD_SUBREAPER); where that can't be had, tag and session still find most.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def _wait_for_stranger(pid: int, started_ticks: int) -> None:

@@ -24,6 +24,7 @@ from bridgehead import checkpoints, files, names, paths
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
 from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, ExitRecord, RunRecord
+from vm_daemons import outputs as outputs_module
 from vm_daemons import store_slots
 from vm_daemons.home import VmHome
 
@@ -256,7 +257,7 @@ class Store:
 
     def _finish(self, known: _Progress, run_dir: Path, target: Path, record: RunRecord) -> None:
         """After an end: artifacts, then the list of all outputs with their hashes, and exit.json last."""
-        outputs = [*_OUTPUT_FILES, *_artifacts(run_dir)]
+        outputs = [*_OUTPUT_FILES, *outputs_module.find(run_dir)[0]]
         self._copy_changed(known, run_dir, target, outputs)
         entries: list[dict[str, Any]] = [
             {"path": name, "size": (run_dir / name).stat().st_size, "sha256": files.sha256_file(run_dir / name)}
@@ -309,20 +310,6 @@ def _folders(root: Path) -> list[Path]:
 
 def _newest_folder(root: Path) -> Path | None:
     return next(iter(_folders(root)), None)
-
-
-def _artifacts(run_dir: Path) -> list[str]:
-    found = []
-    for name in names.ARTIFACT_FOLDERS:
-        for path in sorted((run_dir / name).rglob("*")):
-            relative = path.relative_to(run_dir).as_posix()
-            if path.is_symlink() or not path.is_file() or path.name.startswith(files.TEMP_PREFIX):
-                continue
-            try:
-                found.append(paths.check_relative(relative))
-            except UsageError as error:  # the laptop would refuse it too
-                _log.warning("left out of the store: %s", error.message)
-    return found
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -280,6 +280,35 @@ print('child', child.pid, flush=True)
     assert is_gone(child)
 
 
+def test_a_child_that_hides_from_tag_and_session_is_ended_too(home: VmHome) -> None:
+    code = """
+import subprocess, sys
+hidden = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(61)'], "
+hidden += "env={}, start_new_session=True); print('child', p.pid, flush=True)"
+subprocess.run([sys.executable, '-c', hidden], env={}, start_new_session=True)
+"""
+    run_dir = run_folder(home, python(code))
+    ended = run_to_the_end(home, run_dir)
+    child = int(log_of(run_dir).split("child ")[1].split()[0])
+    assert any(named.startswith(f"{child} ") for named in ended.leftovers)
+    assert is_gone(child)
+
+
+def test_outputs_whose_names_cannot_travel_are_named_where_the_owner_looks(home: VmHome) -> None:
+    code = """
+import bridgehead, os
+run = bridgehead.current_run()
+run.artifact("good.txt").write_text("x")
+(run.folder / "artifacts" / "confusion matrix.png").write_text("x")
+os.symlink("good.txt", run.folder / "artifacts" / "link.txt")
+"""
+    run_dir = run_folder(home, python(code))
+    ended = run_to_the_end(home, run_dir)
+    assert ended.state is RunState.DONE
+    assert "2 outputs stay on the VM" in ended.message and "'artifacts/confusion matrix.png'" in ended.message
+    assert "'artifacts/link.txt': no plain file" in log_of(run_dir)
+
+
 def test_a_child_that_ignores_sigterm_does_not_keep_the_run_from_ending(home: VmHome) -> None:
     child = STUBBORN
     code = f"""

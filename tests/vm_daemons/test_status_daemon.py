@@ -327,3 +327,36 @@ def test_idle_it_is_small(rig: Rig) -> None:
     finally:
         process.terminate()
         process.wait(10)
+
+
+@pytest.mark.parametrize("odd", ["folder", "fifo", "loop"])
+@pytest.mark.parametrize("name", [names.RESULTS, names.PROGRESS])
+def test_an_odd_file_in_one_run_holds_up_no_other(rig: Rig, name: str, odd: str) -> None:
+    sick = make_run(rig.home, "other-0099-abc123")
+    if odd == "folder":
+        (sick / name).mkdir()
+    elif odd == "fifo":
+        os.mkfifo(sick / name)
+    else:
+        (sick / name).symlink_to(name)
+    rig.start()
+    run_dir = rig.run_folder()
+    (run_dir / names.LOG).write_text("healthy\n")
+    end_run(run_dir)
+    assert rig.mirrored(run_dir)["store"] == "complete"
+    assert (rig.arrived / names.LOG).read_text() == "healthy\n"
+
+
+def test_one_runs_trouble_with_the_store_holds_up_no_other(rig: Rig) -> None:
+    class Picky(Store):
+        def mirror(self, run_dir: Path) -> CheckpointInfo | None:
+            if run_dir.name.startswith("other-"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return super().mirror(run_dir)
+
+    make_run(rig.home, "other-0099-abc123")
+    rig.start(Picky(rig.home))
+    run_dir = rig.run_folder()
+    wait_until(lambda: (rig.store_folder / "demo").exists(), 10, what="the healthy run in the store")
+    end_run(run_dir)
+    assert rig.mirrored(run_dir)["store"] == "complete"

@@ -476,3 +476,22 @@ def test_a_store_that_was_emptied_in_the_middle_gets_everything_again(home: VmHo
     assert store.mirrored(run_dir)
     assert {names.RUN_RECORD, names.EXIT, OUTPUTS} <= {path.name for path in stored(drive).iterdir()}
     assert store_slots.newest_good(stored(drive) / names.CHECKPOINTS, {}) is not None
+
+
+def test_a_store_that_was_away_gets_what_it_missed(home: VmHome, run_dir: Path, drive: Path, tmp_path: Path) -> None:
+    store = Store(home)
+    save(run_dir, 10)
+    store.mirror(run_dir)
+    away = drive.rename(tmp_path / "away")  # unmounted: an empty folder is in its place, and takes what comes
+    drive.mkdir()
+    files.write_json(run_dir / names.RESULTS, {"step": 20})
+    save(run_dir, 20)
+    store.mirror(run_dir)
+    shutil.rmtree(drive)
+    away.rename(drive)  # mounted again
+    end(run_dir)
+    store.mirror(run_dir)
+    assert store.mirrored(run_dir)
+    newest = store_slots.newest_good(stored(drive) / names.CHECKPOINTS, {})
+    assert newest is not None and newest.step == 20
+    assert files.read_json(stored(drive) / names.RESULTS) == {"step": 20}

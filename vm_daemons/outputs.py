@@ -1,0 +1,38 @@
+"""Which of a run's outputs can travel, and which are left behind and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridgehead import files, names, paths
+from bridgehead.errors import UsageError
+
+SHOWN_MAX = 5
+
+
+def find(run_dir: Path) -> tuple[list[str], dict[str, str]]:
+    """(paths below the run folder that can be sent, name → why it can't) of artifacts/ and bundle/."""
+    found: list[str] = []
+    left: dict[str, str] = {}
+    for folder in names.ARTIFACT_FOLDERS:
+        for path in sorted((run_dir / folder).rglob("*")):
+            relative = path.relative_to(run_dir).as_posix()
+            if path.name.startswith(files.TEMP_PREFIX) or (path.is_dir() and not path.is_symlink()):
+                continue
+            if files.plain_stat(path) is None:
+                left[relative[:200]] = "no plain file"
+                continue
+            try:
+                found.append(paths.check_relative(relative))
+            except UsageError as error:
+                left[relative[:200]] = error.message
+    return found, left
+
+
+def told(left: dict[str, str]) -> str:
+    """One line for the run's exit message; empty when nothing is left behind."""
+    if not left:
+        return ""
+    some = ", ".join(repr(name) for name in list(left)[:SHOWN_MAX])
+    more = f" and {len(left) - SHOWN_MAX} more" if len(left) > SHOWN_MAX else ""
+    return f"{len(left)} outputs stay on the VM, their names can't travel: {some}{more}"
