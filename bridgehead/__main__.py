@@ -7,7 +7,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from bridgehead.errors import BridgeheadError
+from bridgehead import checkpoints, names
+from bridgehead.errors import BridgeheadError, UsageError, VerificationError
 from bridgehead.run import current_run
 
 
@@ -24,17 +25,22 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     run = current_run()
     try:
-        if args.command == "latest":
-            found = run.latest_checkpoint()
+        if args.command == "latest":  # only looks: it may be asked at any time
+            found, passed = checkpoints.newest(run.folder / names.CHECKPOINTS)
+            for bad in passed:
+                print(f"passed over checkpoint {bad.step}: {bad.why}", file=sys.stderr)
             print(found.folder if found else "")
-            return 0
+            return 0 if found or not passed else VerificationError.exit_code
+        double = {path.name for path in args.files if sum(other.name == path.name for other in args.files) > 1}
+        if double:
+            raise UsageError(f"two files are called {sorted(double)[0]!r}; in a checkpoint they would be one")
         with run.checkpoint(args.step, epoch=args.epoch) as folder:
             for path in args.files:
                 shutil.copyfile(path, folder / path.name)
     except (BridgeheadError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, BridgeheadError) else 1
-    print(run.folder / "checkpoints")
+    print(run.folder / names.CHECKPOINTS / checkpoints.folder_name(args.step))
     return 0
 
 

@@ -14,8 +14,8 @@
             run.exit_stopped()
     run.results({"loss": loss})
 
-The same can be done in any language: README, "A stage in another language". Outside of Bridgehead the same script runs
-too, in the folder ./bridgehead-run.
+The same can be done in any language: docs/wire.md, "A stage in another language". Outside of Bridgehead the same
+script runs too, in the folder ./bridgehead-run.
 """
 
 from __future__ import annotations

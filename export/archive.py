@@ -80,8 +80,9 @@ def _members(handle: BinaryIO, total: int) -> Iterator[Member]:
         if len(header) < _BLOCK:
             raise VerificationError("the archive is cut, or no tar file")
         if header == bytes(_BLOCK):
-            if handle.read().strip(b"\0"):
-                raise VerificationError("the archive goes on after its end")
+            while piece := handle.read(_CHUNK_BYTES):
+                if piece.strip(b"\0"):
+                    raise VerificationError("the archive goes on after its end")
             return
         member = _parse(header)
         if handle.tell() + member.size > total:

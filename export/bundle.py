@@ -152,7 +152,8 @@ def verify(path: Path) -> BundleReport:
         record = bundle.record(names.BUNDLE_RECORD)
         if record.get("schema") != SCHEMA:
             raise VerificationError(f"{names.BUNDLE_RECORD} is of schema {record.get('schema')!r}; this reads {SCHEMA}")
-        if dict(record.get("model") or {}).get("sha256") != listed[names.MODEL_ONNX]:
+        model = record.get("model")
+        if not isinstance(model, dict) or model.get("sha256") != listed[names.MODEL_ONNX]:
             raise VerificationError(f"{names.MODEL_ONNX} is not the model that {names.BUNDLE_RECORD} names")
         gate = str(bundle.record(GATE).get("verdict"))
         if gate != "pass" or bundle.record(PARITY).get("ok") is not True:
@@ -217,9 +218,15 @@ def _arrays(path: Path) -> dict[str, Any]:
             if sum(item.file_size for item in packed.infolist()) > _SAMPLES_MAX_BYTES:
                 raise VerificationError(f"{path.name} unpacks to more than {_SAMPLES_MAX_BYTES} bytes")
         with np.load(path, allow_pickle=False) as loaded:
-            return {name: loaded[name] for name in loaded.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+            arrays = {name: loaded[name] for name in loaded.files}
+    except VerificationError:
+        raise
+    except (Exception, MemoryError) as error:  # noqa: BLE001 - numpy and zipfile raise a dozen kinds for a hostile file
         raise VerificationError(f"{path.name} can't be read: {_first_line(error)}") from None
+    odd = [name for name, array in arrays.items() if array.dtype.kind not in "fiub"]
+    if odd:
+        raise VerificationError(f"{path.name} holds {odd[0]!r}, which is no array of real numbers")
+    return arrays
 
 
 def _compare(got: Any, wanted: Any, what: str) -> float:
@@ -237,5 +244,5 @@ def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -166,6 +166,7 @@ def logs(
     """The end of a run's log; -f follows it. Made safe to show; the raw bytes are in in/<run>/log."""
     from run_control import logs as reader
     from run_control import views
+    from run_control.bridge_watch import BridgeWatch
     from run_control.wait import outcome
 
     found = project_of(context, project)
@@ -180,7 +181,13 @@ def logs(
     with detaching(view.run_id, f"bridgehead logs -f {view.run_id}"), views.ledger_of(found) as ledger:
         for line in lines:
             sequence = _stream_line(sequence, line, as_json=json)
-        for line in reader.follow(path, offset, lambda: ledger.find_run(view.run_id).ended):
+        watch = BridgeWatch(found, f"bridgehead logs -f {view.run_id}")
+
+        def ended() -> bool:
+            watch.check()
+            return ledger.find_run(view.run_id).ended
+
+        for line in reader.follow(path, offset, ended):
             sequence = _stream_line(sequence, line, as_json=json)
     view = views.run(found, view.run_id)
     if json:
@@ -228,13 +235,18 @@ def _submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
 def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None, *, as_json: bool) -> int:
     from run_control import bridge_control
     from run_control import wait as waiting
+    from run_control.bridge_watch import BridgeWatch
 
     last: dict[str, RunView] = {}
     one = run_ids[0] if len(run_ids) == 1 else ""
-    with detaching(one, " ".join(["bridgehead wait", *run_ids])):
+    again = " ".join(["bridgehead wait", *run_ids])
+    watch = BridgeWatch(project, again)
+    with detaching(one, again):
         if bridge_control.find(project) is None:
             note("no bridge is running: nothing new arrives until bridgehead up")
-        for sequence, view in enumerate(waiting.watch(project, run_ids, timeout_s=timeout_s), start=1):
+        for sequence, view in enumerate(
+            waiting.watch(project, run_ids, timeout_s=timeout_s, check=watch.check), start=1
+        ):
             if as_json:
                 event(sequence, {"run": view.to_json()})
             elif view.run_id not in last or _worth_a_line(last[view.run_id], view):
@@ -279,9 +291,15 @@ def _show_queued(project: Project, queued: Queued) -> None:
 
 
 def _show_run(view: RunView) -> None:
-    for key, value in view.to_json().items():
-        if value not in (None, "", {}, 0):
-            say(f"{key}: {value}")
+    from run_control import views
+
+    for header, cell in zip(views.RUN_HEADERS, view.row(), strict=True):
+        if cell:
+            say(f"{header.lower()}: {cell}")
+    more = (("exit code", view.exit_code), ("failure class", view.failure_class), ("why", view.reason or view.message))
+    for name, value in more:
+        if value not in (None, ""):
+            say(f"{name}: {value}")
 
 
 def _show_spec(line: str, spec: dict[str, Any]) -> None:

@@ -8,13 +8,14 @@ from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 
+_STAGES = f"sed -n 's/^\\[stages\\.\\([a-z0-9_-]*\\)\\].*/\\1/p' {names.PROJECT_FILE} 2>/dev/null"
 SHELLS = ("bash", "zsh", "fish")
 
 
 def script(shell: str, commands: Mapping[str, Sequence[str]]) -> str:
     """The script for `shell`; `commands` maps each command to its options and subcommands. Raises UsageError.
 
-    Runs are completed from the folders in in/.
+    Stages are completed from the project file, runs from the folders in in/.
     """
     if shell not in SHELLS:
         raise UsageError(f"no completion for {shell!r}", hint=nearest(shell, SHELLS))
@@ -32,7 +33,8 @@ def _bash(commands: Mapping[str, Sequence[str]], *, zsh: bool) -> str:
         case "${{COMP_WORDS[1]}}" in
 {cases}
         esac
-        words="$words $(ls {names.IN_FOLDER} 2>/dev/null)"
+        words="$words $({_STAGES})"
+        [ "${{COMP_WORDS[1]}}" = run ] || words="$words $(ls {names.IN_FOLDER} 2>/dev/null)"
     fi
     COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
@@ -43,5 +45,6 @@ def _fish(commands: Mapping[str, Sequence[str]]) -> str:
     lines = ["complete -c bridgehead -f", f"complete -c bridgehead -n __fish_use_subcommand -a '{' '.join(commands)}'"]
     for name, words in commands.items():
         condition = f"-n '__fish_seen_subcommand_from {name}'"
-        lines.append(f"complete -c bridgehead {condition} -a '{' '.join(words)} (ls {names.IN_FOLDER} 2>/dev/null)'")
+        runs = "" if name == "run" else f" (ls {names.IN_FOLDER} 2>/dev/null)"
+        lines.append(f'complete -c bridgehead {condition} -a "{" ".join(words)} ({_STAGES}){runs}"')
     return "\n".join(lines)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from bridge.ledger_rows import REJECTED
 from bridgehead import names
@@ -31,11 +31,17 @@ def resolve(project: Project, words: Sequence[str]) -> list[str]:
 
 
 def watch(
-    project: Project, run_ids: Sequence[str], *, timeout_s: float | None = None, poll_s: float = _POLL_S
+    project: Project,
+    run_ids: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    poll_s: float = _POLL_S,
+    check: Callable[[], None] | None = None,
 ) -> Iterator[RunView]:
     """Yield each run now and whenever something about it changes, until all have ended.
 
-    Raises WaitTimeout after `timeout_s`, StillRunning at once with a timeout of 0.
+    `check` is called between looks. Raises what it raises, WaitTimeout after `timeout_s`, and StillRunning at once
+    with a timeout of 0.
     """
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     seen: dict[str, RunView] = {}
@@ -51,6 +57,8 @@ def watch(
                 return
             if deadline is not None and time.monotonic() >= deadline:
                 raise _too_late(going[0], timeout_s or 0.0)
+            if check is not None:
+                check()
             time.sleep(poll_s)
 
 

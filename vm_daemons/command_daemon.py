@@ -80,6 +80,7 @@ class CommandDaemon:
             hand_over=self._hand_over,
             report=self._report,
             superseded=self._abandon,
+            sync=lambda: _sync(client, home),
         )
         self._inputs = Inputs(home, store, self._when_inputs_found)
         self._outbox = Outbox(
@@ -338,6 +339,10 @@ class CommandDaemon:
         if any(task.phase is Phase.RUNNING and not task.told_started for task in self._tasks.values()):
             return SPAWNED_TICK_S
         return BUSY_TICK_S if self._tasks else IDLE_TICK_S
+
+
+def _sync(client: BridgeClient, home: VmHome) -> None:
+    payload.sync(client, home)
 
 
 if __name__ == "__main__":

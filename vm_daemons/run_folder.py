@@ -76,6 +76,17 @@ def needs_store(home: VmHome, command: Command) -> bool:
     return later or any(_local_input(home, run_id) is None for run_id in command.inputs.values())
 
 
+def runs_payload(command: Command) -> bool:
+    """Whether this is the first start of a run of the user's own files."""
+    shipped = command.spec is not None and command.spec.command.startswith(names.SHIPPED_COMMAND_PREFIX)
+    return command.verb == Verb.RUN and command.attempt == 1 and not shipped
+
+
+def note_payload(home: VmHome, command: Command) -> None:
+    """Have run.json name the payload that was just brought."""
+    files.write_json(home.run(command.run_id) / names.RUN_RECORD, _record(home, command).to_json())
+
+
 def prepare(home: VmHome, store: Store, command: Command) -> dict[str, Path]:
     """Bring inputs and, for a later attempt, the newest checkpoint; stage -> folder of each input.
 

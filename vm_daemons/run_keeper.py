@@ -5,6 +5,7 @@ All of it runs in the command daemon's main loop but `_fetch`, which brings thin
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -40,6 +41,7 @@ class RunKeeper:
         hand_over: Callable[[Callable[[], None]], None],  # from any thread: have the loop do this
         report: Callable[[Command], None],
         superseded: Callable[[Command], None],
+        sync: Callable[[], None],  # bring the payload up to date; raises as payload.sync
     ) -> None:
         self.dirty = True
         self._home = home
@@ -48,6 +50,7 @@ class RunKeeper:
         self._hand_over = hand_over
         self._report = report
         self._superseded = superseded
+        self._sync = sync
         self._dying: dict[str, Path] = {}  # by run id: lost runs whose processes are not all gone
 
     def is_dying(self, run_id: str) -> bool:
@@ -77,7 +80,7 @@ class RunKeeper:
             return
         run_folder.open_attempt(self._home, command)
         task.phase = Phase.PREPARING
-        if run_folder.needs_store(self._home, command):
+        if run_folder.needs_store(self._home, command) or run_folder.runs_payload(command):
             threading.Thread(target=self._fetch, args=(task,), name=command.run_id, daemon=True).start()
         else:
             self._spawn(task, run_folder.prepare(self._home, self._store, command))
@@ -116,6 +119,8 @@ class RunKeeper:
 
     def _fetch(self, task: Task) -> None:
         """In a thread of its own: a sick mount may hang it for as long as it likes."""
+        if run_folder.runs_payload(task.command):
+            self._refresh_payload(task.command)
         try:
             inputs = run_folder.prepare(self._home, self._store, task.command)
         except (OSError, BridgeheadError) as caught:
@@ -123,6 +128,15 @@ class RunKeeper:
             self._hand_over(lambda: self._fetch_failed(task, error))
             return
         self._hand_over(lambda: self._spawn(task, inputs))
+
+    def _refresh_payload(self, command: Command) -> None:
+        """A run that is queued after an edit gets the edited files; a laptop that is away holds nothing up."""
+        try:
+            self._sync()
+            run_folder.note_payload(self._home, command)
+        except (OSError, BridgeheadError) as error:
+            with contextlib.suppress(OSError):
+                run_folder.say(self._home.run(command.run_id), f"--- runs the files that are on the VM: {error}")
 
     def _fetch_failed(self, task: Task, error: OSError | BridgeheadError) -> None:
         if task.phase is not Phase.PREPARING:

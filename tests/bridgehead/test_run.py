@@ -122,12 +122,31 @@ def test_a_stage_in_another_language_commits_a_checkpoint(tmp_path: Path) -> Non
     assert out.decode().strip().endswith("step-00000003")
 
 
+def test_two_files_of_one_name_are_refused_and_not_merged(tmp_path: Path) -> None:
+    files.write_json(tmp_path / names.RUN_RECORD, _record().to_json())
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "w").write_text(folder)
+    process = _stage(tmp_path, "-m", "bridgehead", "checkpoint", "--step", "3", "a/w", "b/w", stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=20)
+    assert process.returncode == UsageError.exit_code and b"two files are called" in said
+    assert not (tmp_path / names.CHECKPOINTS / "step-00000003").exists()
+
+
+def test_looking_for_the_latest_checkpoint_says_nothing_of_a_resume(tmp_path: Path) -> None:
+    files.write_json(tmp_path / names.RUN_RECORD, _record().to_json())
+    latest = _stage(tmp_path, "-m", "bridgehead", "latest", stdout=subprocess.PIPE)
+    out, _ = latest.communicate(timeout=20)
+    assert (out, latest.returncode) == (b"\n", 0)
+    assert not (tmp_path / names.PROGRESS).exists()
+
+
 def test_a_run_folder_without_a_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(names.ENV_RUN_DIR, str(tmp_path))
     with pytest.raises(NotFoundError):
         bridgehead.run._open_run()
 
 
-def _stage(folder: Path, *args: str, stdout: int | None = None) -> subprocess.Popen[bytes]:
+def _stage(folder: Path, *args: str, stdout: int | None = None, stderr: int | None = None) -> subprocess.Popen[bytes]:
     env = {**os.environ, names.ENV_RUN_DIR: str(folder), "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen([sys.executable, *args], env=env, cwd=folder, stdout=stdout)
+    return subprocess.Popen([sys.executable, *args], env=env, cwd=folder, stdout=stdout, stderr=stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ def _change_sample(folder: Path, **values: np.ndarray) -> None:
     np.savez(path, **{**arrays, **values})
 
 
+def _huge_shape(folder: Path, count: str) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({count},), }}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    packed = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with zipfile.ZipFile(next((folder / bundle.SAMPLES).iterdir()), "w") as archive_of_arrays:
+        archive_of_arrays.writestr("clips.npy", packed)
+
+
 def _no_model(folder: Path) -> None:
     (folder / names.MODEL_ONNX).write_bytes(b"hello")
     _rewrite(folder, names.BUNDLE_RECORD, model={"sha256": files.sha256_file(folder / names.MODEL_ONNX)})
@@ -131,6 +140,20 @@ INSIDE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "samples that are a pickle": (
         lambda folder: _change_sample(folder, clips=np.array([{}], dtype=object)), "can't be read"
+    ),
+    "outputs that are words": (
+        lambda folder: _change_sample(folder, expected_logits=np.array(["x"] * 4)), "no array of real numbers"
+    ),
+    "outputs that are complex": (
+        lambda folder: _change_sample(folder, expected_logits=np.zeros((4, 4), np.complex64)), "no array of real"
+    ),
+    "a shape larger than any memory": (lambda folder: _huge_shape(folder, "9" * 14), "can't be read"),
+    "a shape of thirty digits": (lambda folder: _huge_shape(folder, "9" * 30), "can't be read"),
+    "a model that is no record": (
+        lambda folder: _rewrite(folder, names.BUNDLE_RECORD, model=[1]), "not the model that bundle.json names"
+    ),
+    "a record nested too deep": (
+        lambda folder: (folder / bundle.GATE).write_text("[" * 100_000), "not a JSON object"
     ),
     "no samples": (lambda folder: next((folder / bundle.SAMPLES).iterdir()).unlink(), "no sample clips"),
     "a gate that did not pass": (lambda folder: _rewrite(folder, bundle.GATE, verdict="undecided"), "must not ship"),

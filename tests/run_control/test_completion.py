@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+from bridgehead import names
 from bridgehead.errors import UsageError
 from run_control import completion
 
@@ -32,3 +34,19 @@ def test_another_shell_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         completion.script("bashh", WORDS)
     assert caught.value.hint == "did you mean bash?"
+
+
+def test_bash_completes_the_stages_of_the_project_and_no_runs_after_run(tmp_path: Path) -> None:
+    (tmp_path / names.PROJECT_FILE).write_text("[stages.pretrain] # x\n[stages.pretrain.config]\n[stages.gate]\n")
+    (tmp_path / names.IN_FOLDER / "pretrain-0001-abcdef").mkdir(parents=True)
+    text = completion.script("bash", {"run": ["--vm"], "logs": ["--follow"]})
+
+    def offered(command: str) -> list[str]:
+        ask = f'COMP_WORDS=(bridgehead {command} pre); COMP_CWORD=2; _bridgehead; echo "${{COMPREPLY[@]}}"'
+        done = subprocess.run(
+            ["bash", "-c", f"{text}\n{ask}"], cwd=tmp_path, capture_output=True, text=True, timeout=20
+        )
+        return done.stdout.split()
+
+    assert offered("run") == ["pretrain"]
+    assert offered("logs") == ["pretrain", "pretrain-0001-abcdef"]

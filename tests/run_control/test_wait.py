@@ -7,9 +7,9 @@ import threading
 import pytest
 from project_support import VM, Seeded
 
-from bridgehead.errors import NotFoundError, RunFailed, StillRunning, VmError, WaitTimeout
+from bridgehead.errors import BridgeDownError, NotFoundError, RunFailed, StillRunning, VmError, WaitTimeout
 from bridgehead.names import Ack, RunState
-from run_control import views, wait
+from run_control import bridge_watch, views, wait
 
 
 def test_with_no_words_all_that_have_not_ended_are_meant(seeded: Seeded) -> None:
@@ -70,3 +70,13 @@ def test_outcomes(seeded: Seeded) -> None:
     assert isinstance(wait.outcome(views.run(seeded.project, going)), StillRunning)
     seeded.ledger.mark_vm_gone(VM, "dead")
     assert isinstance(wait.outcome(views.run(seeded.project, going)), VmError)
+
+
+def test_waiting_without_a_bridge_ends_and_says_what_to_do(seeded: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bridge_watch, "GRACE_S", 0.0)
+    monkeypatch.setattr(bridge_watch, "_LOOK_EVERY_S", 0.0)
+    [run_id] = seeded.take("run:pretrain")
+    watch = bridge_watch.BridgeWatch(seeded.project, f"bridgehead wait {run_id}")
+    with pytest.raises(BridgeDownError) as caught:
+        list(wait.watch(seeded.project, [run_id], poll_s=0.01, timeout_s=20, check=watch.check))
+    assert caught.value.hint == f"bridgehead up, then bridgehead wait {run_id}"

@@ -66,6 +66,9 @@ class Laptop:
             raise error
         self.acks.append((command_id, record))
 
+    def manifest(self) -> dict[str, object]:
+        raise TransferError("this laptop serves no payload")
+
     def answers(self, command: Command) -> list[str]:
         return [str(record.ack) for command_id, record in self.acks if command_id == command.id]
 
@@ -386,6 +389,42 @@ def test_a_run_after_a_sync_waits_for_the_new_payload(rig: Rig, monkeypatch: pyt
         assert rig.wait_for_exit(train).state is RunState.DONE
         assert rig.laptop.finished(sync_command).state == RunState.DONE
     assert "new payload" in log_of(rig.dir(train))
+
+
+def test_a_run_gets_the_files_as_they_are_when_it_starts(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sync(_client: object, home: VmHome) -> None:
+        (home.payload / "train.py").write_text("print('edited')")
+
+    (rig.home.payload / "train.py").write_text("print('old')")
+    monkeypatch.setattr(command_daemon.payload, "sync", sync)
+    train = rig.run("python train.py")
+    with rig.daemon():
+        rig.laptop.queue(train)
+        assert rig.wait_for_exit(train).state is RunState.DONE
+    assert "edited" in log_of(rig.dir(train))
+
+
+def test_a_laptop_that_is_away_does_not_keep_a_run_from_starting(rig: Rig) -> None:
+    (rig.home.payload / "train.py").write_text("print('what was here')")
+    train = rig.run("python train.py")
+    with rig.daemon():
+        rig.laptop.queue(train)
+        assert rig.wait_for_exit(train).state is RunState.DONE
+    assert "what was here" in log_of(rig.dir(train)) and "serves no payload" in log_of(rig.dir(train))
+
+
+def test_a_stage_that_removes_its_run_folder_runs_once_and_ends(rig: Rig, tmp_path: Path) -> None:
+    code = (
+        "import os, shutil, time\n"
+        f"open({str(tmp_path / 'starts')!r}, 'a').write('x')\n"
+        "shutil.rmtree(os.environ['BRIDGEHEAD_RUN_DIR']); time.sleep(60)"
+    )
+    train = rig.run(python(code))
+    with rig.daemon():
+        rig.laptop.queue(train)
+        ended = rig.wait_for_exit(train)
+    assert ended.state is RunState.FAILED and "removed" in ended.message
+    assert (tmp_path / "starts").read_text() == "x"
 
 
 def test_a_sync_that_fails_says_why(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
