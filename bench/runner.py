@@ -16,12 +16,12 @@ from bridgehead.records import RunRecord, StageSpec
 from vm_daemons.home import VmHome
 
 GOAL = 0.99
-_PAIRS = 7
+_PAIRS = 6
 _SCRIPT = """\
 import time
 start = time.perf_counter()
 total = 0
-for number in range(60):
+for number in range(400):
     total += sum(i * i for i in range(100_000))
     print("step", number, flush=True)
 print("seconds", time.perf_counter() - start)
