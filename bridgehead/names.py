@@ -36,6 +36,9 @@ CHECKPOINTS: Final = "checkpoints"
 ARTIFACTS: Final = "artifacts"
 BUNDLE: Final = "bundle"
 CHECKPOINT_MANIFEST: Final = "manifest.json"
+SLOT_COMMIT: Final = "COMMIT.json"  # in a slot of the store, written last: size and SHA-256 of each file there
+OUTPUTS: Final = "outputs.json"  # in the store: size and SHA-256 of each file that a finished run left there
+RESTORED: Final = "restore.json"  # what came from the store, and what was passed over and why; stays on the VM
 LEASE: Final = "lease.json"  # in the store: which attempt may write this run
 
 GROWING_FILES: Final = (LOG, PROGRESS)  # appended to; travel as uploads that are not complete yet
@@ -68,6 +71,7 @@ VM_STATE: Final = "state"
 VM_RECORD: Final = "vm.json"
 VM_PAIRING: Final = "pairing.json"  # 0600
 VM_JOURNAL: Final = "journal.jsonl"
+VM_REVOKED: Final = "revoked.json"  # [{"run_id", "attempt"}]: runs that now belong to another VM or attempt
 COMMAND_DAEMON: Final = "command_daemon"
 STATUS_DAEMON: Final = "status_daemon"
 DAEMONS: Final = (COMMAND_DAEMON, STATUS_DAEMON)

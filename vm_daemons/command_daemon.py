@@ -24,7 +24,6 @@ from vm_daemons import payload
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
 from vm_daemons.client import BridgeClient
-from vm_daemons.daemons import REVOKED
 from vm_daemons.home import VmHome
 from vm_daemons.inputs import Inputs
 from vm_daemons.journal import Journal, Step
@@ -185,7 +184,7 @@ class CommandDaemon:
             self._answer(command, names.Ack.REJECTED, reason=f"this VM can't read the command {command.verb!r}")
 
     def _read_revoked(self) -> None:
-        path = self._home.state / REVOKED
+        path = self._home.state / names.VM_REVOKED
         try:
             stamp = path.stat().st_mtime_ns
         except FileNotFoundError:

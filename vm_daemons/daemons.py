@@ -20,7 +20,6 @@ from vm_daemons.home import VmHome
 
 CELL_MARK = "cell.json"  # touched by the cell's heartbeat
 CONTACT_MARK = "contact"  # touched at each heartbeat that the laptop answered
-REVOKED = "revoked.json"  # [{"run_id", "attempt"}]: runs that now belong to another VM or attempt
 STOP_GRACE_S = 10.0
 _SCRUBBED_PREFIXES = ("JPY_", "COLAB_")
 _SCRUBBED = ("MPLBACKEND", names.ENV_PAIRING)

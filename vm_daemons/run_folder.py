@@ -13,7 +13,7 @@ from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord, RunRecord
 from vm_daemons.home import VmHome
-from vm_daemons.store import RESTORE_RECORD, Store
+from vm_daemons.store import Store
 
 INPUTS = "inputs"  # in the VM's home: outputs of runs that ended on another VM, fetched from the store
 _OF_AN_ATTEMPT = (
@@ -21,7 +21,7 @@ _OF_AN_ATTEMPT = (
     names.MIRRORED,
     names.STOP_REQUEST,
     names.PROCESS,
-    RESTORE_RECORD,
+    names.RESTORED,
 )
 
 
@@ -77,13 +77,13 @@ def needs_store(home: VmHome, command: Command) -> bool:
 
 
 def runs_payload(command: Command) -> bool:
-    """Whether this is the first start of a run of the user's own files."""
+    """Whether this is the first attempt of a run of the user's own files."""
     shipped = command.spec is not None and command.spec.command.startswith(names.SHIPPED_COMMAND_PREFIX)
     return command.verb == Verb.RUN and command.attempt == 1 and not shipped
 
 
 def note_payload(home: VmHome, command: Command) -> None:
-    """Have run.json name the payload that was just brought."""
+    """Have run.json name the payload that the run starts with."""
     files.write_json(home.run(command.run_id) / names.RUN_RECORD, _record(home, command).to_json())
 
 
@@ -118,7 +118,7 @@ def _restore(home: VmHome, store: Store, command: Command) -> None:
 
 
 def _passed_over(run_dir: Path) -> list[str]:
-    report = files.read_json(run_dir / RESTORE_RECORD)
+    report = files.read_json(run_dir / names.RESTORED)
     bad = report.get("passed_over", []) if isinstance(report, dict) else []
     return [f"the checkpoint in {item['name']} (step {item['step']}): {item['why']}" for item in bad]
 

@@ -80,7 +80,7 @@ class RunKeeper:
             return
         run_folder.open_attempt(self._home, command)
         task.phase = Phase.PREPARING
-        if run_folder.needs_store(self._home, command) or run_folder.runs_payload(command):
+        if run_folder.needs_store(self._home, command) or self._wants_payload(command):
             threading.Thread(target=self._fetch, args=(task,), name=command.run_id, daemon=True).start()
         else:
             self._spawn(task, run_folder.prepare(self._home, self._store, command))
@@ -119,7 +119,7 @@ class RunKeeper:
 
     def _fetch(self, task: Task) -> None:
         """In a thread of its own: a sick mount may hang it for as long as it likes."""
-        if run_folder.runs_payload(task.command):
+        if self._wants_payload(task.command):
             self._refresh_payload(task.command)
         try:
             inputs = run_folder.prepare(self._home, self._store, task.command)
@@ -129,11 +129,15 @@ class RunKeeper:
             return
         self._hand_over(lambda: self._spawn(task, inputs))
 
+    def _wants_payload(self, command: Command) -> bool:
+        """A run that is queued after an edit gets the edited files; one that goes on keeps what it began with."""
+        entry = self._journal.entry(command)
+        return run_folder.runs_payload(command) and (entry is None or entry.starts == 0)
+
     def _refresh_payload(self, command: Command) -> None:
-        """A run that is queued after an edit gets the edited files; a laptop that is away holds nothing up."""
+        """A laptop that is away holds nothing up."""
         try:
             self._sync()
-            run_folder.note_payload(self._home, command)
         except (OSError, BridgeheadError) as error:
             with contextlib.suppress(OSError):
                 run_folder.say(self._home.run(command.run_id), f"--- runs the files that are on the VM: {error}")
@@ -164,6 +168,8 @@ class RunKeeper:
         if task.phase is not Phase.PREPARING:
             return  # stopped or lost meanwhile
         try:
+            if self._wants_payload(task.command):
+                run_folder.note_payload(self._home, task.command)
             self._journal.starting(task.command)
         except OSError:
             task.phase = Phase.WAITING

@@ -290,14 +290,14 @@ class StatusDaemon:
         known = read_revoked(self._home)
         fresh = [run for run in runs if run not in known]
         if fresh:
-            files.write_json(self._home.state / daemons.REVOKED, known + fresh)
+            files.write_json(self._home.state / names.VM_REVOKED, known + fresh)
         for mirror in list(self._runs.values()):
             if {"run_id": mirror.record.run_id, "attempt": mirror.record.attempt} in runs:
                 mirror.abandoned = True
 
 
 def read_revoked(home: VmHome) -> list[dict[str, Any]]:
-    found = files.read_json(home.state / daemons.REVOKED)
+    found = files.read_json(home.state / names.VM_REVOKED)
     return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
 
 

@@ -30,8 +30,6 @@ from vm_daemons.home import VmHome
 
 _log = logging.getLogger(__name__)
 
-OUTPUTS = "outputs.json"  # in the store: size and SHA-256 of each file that a finished run left there
-RESTORE_RECORD = "restore.json"  # in the run folder: what was restored, and what was passed over and why
 STATUS_EVERY_S = 60.0  # each rewrite is a new revision on a drive, so a status goes there seldom
 _OUTPUT_FILES = (names.RUN_RECORD, names.RESULTS)
 _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, when a new one takes over
@@ -149,7 +147,7 @@ class Store:
                 "at": time.time(),
                 "passed_over": [{"name": bad.name, "step": bad.step, "why": bad.why} for bad in passed],
             }
-            files.write_json(run_dir / RESTORE_RECORD, report)
+            files.write_json(run_dir / names.RESTORED, report)
         if slot is None and local is None and commits:
             raise VerificationError(
                 f"none of {commits} checkpoints in the store verifies; the newest: {passed[0].why}",
@@ -173,9 +171,9 @@ class Store:
         `dest` appears when all of it is there and right. Raises VerificationError and OSError.
         """
         source = self._folder(run_id)
-        outputs = files.read_json(source / OUTPUTS)
+        outputs = files.read_json(source / names.OUTPUTS)
         if not isinstance(outputs, dict) or outputs.get("sha256") != checkpoints.manifest_digest(outputs):
-            raise VerificationError(f"{OUTPUTS} of {run_id} is missing, cut or damaged in the store")
+            raise VerificationError(f"{names.OUTPUTS} of {run_id} is missing, cut or damaged in the store")
         dest.parent.mkdir(parents=True, exist_ok=True)
         with checkpoints.staging(dest.parent) as staged:
             for entry in outputs["files"]:
@@ -271,7 +269,7 @@ class Store:
             if files.plain_stat(there) is None or files.sha256_file(there) != entry["sha256"]:
                 known.copied.pop(entry["path"], None)  # it is copied again the next time
                 raise VerificationError(f"{entry['path']} reads back from the store with another hash, or not at all")
-        files.write_json(target / OUTPUTS, listing)
+        files.write_json(target / names.OUTPUTS, listing)
         _copy_whole(run_dir / names.EXIT, target / names.EXIT)
         known.complete_attempt = record.attempt
 
@@ -288,14 +286,14 @@ def _mounted(target: Path, run_dir: Path) -> CheckpointInfo | None:
     slot = store_slots.newest_good(target / names.CHECKPOINTS, _found_bad(run_dir))
     if slot is None:
         return None
-    restored = files.read_json(run_dir / RESTORE_RECORD)
+    restored = files.read_json(run_dir / names.RESTORED)
     confirmed = isinstance(restored, dict) and restored.get("step") == slot.step
     return slot.info(CheckpointLevel.CONFIRMED if confirmed else CheckpointLevel.MOUNTED)
 
 
 def _found_bad(run_dir: Path) -> dict[str, int]:
     """Slot name -> step of the commits that the restore of this attempt passed over."""
-    restored = files.read_json(run_dir / RESTORE_RECORD)
+    restored = files.read_json(run_dir / names.RESTORED)
     passed = restored.get("passed_over", []) if isinstance(restored, dict) else []
     return {str(item["name"]): int(item["step"]) for item in passed}
 
@@ -326,7 +324,9 @@ def _fetch_output(source: Path, staged: Path, run_id: str, entry: dict[str, Any]
     try:
         relative = paths.check_relative(entry["path"])
     except UsageError as error:
-        raise VerificationError(f"{OUTPUTS} of {run_id} names a file outside its folder: {error.message}") from None
+        raise VerificationError(
+            f"{names.OUTPUTS} of {run_id} names a file outside its folder: {error.message}"
+        ) from None
     target = staged / relative
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()

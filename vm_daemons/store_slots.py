@@ -26,7 +26,6 @@ from bridgehead.errors import UsageError, VerificationError
 from bridgehead.records import CheckpointInfo, RunRecord
 
 SLOTS = ("slot-a", "slot-b", "slot-c")
-COMMIT = "COMMIT.json"
 _STORED = re.compile(r"step-\d{8,12}-\d{3,6}-[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,127}\Z")
 _CHUNK_BYTES = 1 << 20
 
@@ -96,7 +95,7 @@ def write_slot(root: Path, source: Path, manifest: dict[str, Any], run: RunRecor
         "files": entries,
     }
     commit["sha256"] = checkpoints.manifest_digest(commit)
-    files.write_json(folder / COMMIT, commit)
+    files.write_json(folder / names.SLOT_COMMIT, commit)
     return Slot(folder, commit)
 
 
@@ -179,23 +178,23 @@ def _is_bad(slot: Slot, bad: Mapping[str, int]) -> bool:
 
 
 def _read_slot(folder: Path) -> Slot:
-    path = folder / COMMIT
+    path = folder / names.SLOT_COMMIT
     try:
         size_bytes = path.stat().st_size
     except (FileNotFoundError, NotADirectoryError):
         return Slot(folder, None)
     if size_bytes > checkpoints.MANIFEST_MAX_BYTES:
-        return Slot(folder, None, f"{COMMIT} is over {checkpoints.MANIFEST_MAX_BYTES} bytes")
+        return Slot(folder, None, f"{names.SLOT_COMMIT} is over {checkpoints.MANIFEST_MAX_BYTES} bytes")
     commit = files.read_json(path)
     if not isinstance(commit, dict) or commit.get("sha256") != checkpoints.manifest_digest(commit):
-        return Slot(folder, None, f"{COMMIT} is cut or damaged")
+        return Slot(folder, None, f"{names.SLOT_COMMIT} is cut or damaged")
     try:
         for entry in commit["files"]:
             paths.check_relative(entry["path"])
             if not _STORED.match(entry["stored"]):
                 raise UsageError(f"not one of our names: {entry['stored']!r}")
     except (UsageError, KeyError, TypeError) as error:
-        return Slot(folder, None, f"{COMMIT} names files that it may not: {error}")
+        return Slot(folder, None, f"{names.SLOT_COMMIT} names files that it may not: {error}")
     return Slot(folder, commit)
 
 
@@ -204,7 +203,7 @@ def _empty(folder: Path) -> None:
 
     A drive keeps what is deleted in its trash, which counts against the quota; an empty file weighs nothing there.
     """
-    (folder / COMMIT).unlink(missing_ok=True)
+    (folder / names.SLOT_COMMIT).unlink(missing_ok=True)
     for path in folder.iterdir():
         if _STORED.match(path.name) and path.is_file() and not path.is_symlink():
             os.truncate(path, 0)

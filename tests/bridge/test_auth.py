@@ -24,11 +24,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBridge]:
         yield bridge
 
 
-@pytest.fixture
-def client(live: LiveBridge) -> Client:
-    return live.client()
-
-
 def test_the_health_check_says_ok_and_nothing_else(client: Client) -> None:
     answer = client.send("GET", "/healthz", b"", {})
     assert (answer.status, answer.body) == (200, b"ok")

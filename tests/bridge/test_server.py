@@ -9,7 +9,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +21,6 @@ from bridgehead.errors import BridgeDownError
 from bridgehead.names import Ack
 from bridgehead.records import AckRecord, Command, Heartbeat
 from support import wait_until
-
-
-@pytest.fixture
-def live(tmp_path: Path) -> Iterator[LiveBridge]:
-    with live_bridge(tmp_path) as bridge:
-        yield bridge
-
-
-@pytest.fixture
-def client(live: LiveBridge) -> Client:
-    return live.client()
 
 
 def poll(client: Client, after: int = 0, wait: int = 0, vm: str = VM) -> list[Command]:

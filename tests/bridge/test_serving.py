@@ -27,11 +27,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBridge]:
         yield bridge
 
 
-@pytest.fixture
-def client(live: LiveBridge) -> Client:
-    return live.client()
-
-
 def test_a_file_comes_whole_with_its_hash_as_etag(client: Client) -> None:
     answer = client.get(FILE)
     assert (answer.status, answer.body) == (200, DATA)

@@ -27,11 +27,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveBridge]:
 
 
 @pytest.fixture
-def client(live: LiveBridge) -> Client:
-    return live.client()
-
-
-@pytest.fixture
 def run_id(live: LiveBridge) -> str:
     return live.given_run()
 

@@ -22,7 +22,6 @@ from vm_daemons import bridge_link, command_daemon, run_keeper
 from vm_daemons.bridge_link import FALLBACK_AFTER, Poller
 from vm_daemons.capacity import Capacity
 from vm_daemons.command_daemon import CommandDaemon
-from vm_daemons.daemons import REVOKED
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_daemons.store import Store
@@ -404,6 +403,25 @@ def test_a_run_gets_the_files_as_they_are_when_it_starts(rig: Rig, monkeypatch: 
     assert "edited" in log_of(rig.dir(train))
 
 
+def test_a_run_that_goes_on_after_a_kill_keeps_the_files_it_began_with(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    syncs: list[VmHome] = []
+    monkeypatch.setattr(command_daemon.payload, "sync", lambda _client, home: syncs.append(home))
+    train = rig.run(
+        python(
+            "import os, signal\n"
+            "if os.path.exists('again'): raise SystemExit\n"
+            "open('again', 'w').close()\n"
+            "for pid in (os.getppid(), os.getpid()): os.kill(pid, signal.SIGKILL)"
+        )
+    )
+    with rig.daemon():
+        rig.laptop.queue(train)
+        assert rig.wait_for_exit(train).state is RunState.DONE
+    assert (rig.home.payload / "again").exists() and len(syncs) == 1
+
+
 def test_a_laptop_that_is_away_does_not_keep_a_run_from_starting(rig: Rig) -> None:
     (rig.home.payload / "train.py").write_text("print('what was here')")
     train = rig.run("python train.py")
@@ -448,7 +466,7 @@ def test_a_revoked_run_is_killed_and_not_spoken_of_again(rig: Rig) -> None:
         rig.laptop.queue(train)
         stage = wait_for_stage(rig.dir(train))
         wait_until(lambda: "started" in rig.laptop.answers(train), what="the start")
-        files.write_json(rig.home.state / REVOKED, [{"run_id": train.run_id, "attempt": 1}])
+        files.write_json(rig.home.state / names.VM_REVOKED, [{"run_id": train.run_id, "attempt": 1}])
         wait_until(lambda: is_gone(stage), what="the stage's end")
         wait_until(lambda: _journal_has(rig.home, "abandoned"), what="the entry in the journal")
     assert not (rig.dir(train) / names.EXIT).exists()

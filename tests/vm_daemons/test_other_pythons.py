@@ -77,7 +77,9 @@ def test_boot_daemons_and_a_stage(version: str, live: LiveBridge, tmp_path: Path
     arrived = live.arrivals / run.run_id
     assert files.read_json(arrived / names.EXIT)["state"] == names.RunState.DONE
     assert (arrived / names.ARTIFACTS / "version.txt").read_text() == version
-    committed = list((tmp_path / "drive" / "demo" / "runs" / run.run_id / names.CHECKPOINTS).glob("slot-*/COMMIT.json"))
+    committed = list(
+        (tmp_path / "drive" / "demo" / "runs" / run.run_id / names.CHECKPOINTS).glob(f"slot-*/{names.SLOT_COMMIT}")
+    )
     assert len(committed) == 1
 
 

@@ -262,7 +262,7 @@ def test_a_run_that_another_vm_has_is_revoked_by_signed_hints(rig: Rig) -> None:
 
 
 def test_a_revoked_run_is_shipped_no_more(rig: Rig) -> None:
-    files.write_json(rig.home.state / daemons.REVOKED, [{"run_id": rig.run_id, "attempt": 1}])
+    files.write_json(rig.home.state / names.VM_REVOKED, [{"run_id": rig.run_id, "attempt": 1}])
     run_dir = rig.run_folder()
     (run_dir / names.LOG).write_bytes(b"too late\n")
     rig.start()

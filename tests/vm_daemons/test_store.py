@@ -17,8 +17,8 @@ from bridgehead.records import ExitRecord
 from vm_daemons import store as store_module
 from vm_daemons import store_slots
 from vm_daemons.home import VmHome
-from vm_daemons.store import OUTPUTS, RESTORE_RECORD, Store
-from vm_daemons.store_slots import COMMIT, SLOTS
+from vm_daemons.store import Store
+from vm_daemons.store_slots import SLOTS
 from vm_run_support import run_folder, vm_home
 
 RUN = "train-0001-abc123"
@@ -93,7 +93,7 @@ def test_a_checkpoint_is_mounted_with_every_size_and_hash(home: VmHome, run_dir:
     info = Store(home).mirror(run_dir)
     assert info is not None
     assert (info.step, info.level, info.epoch) == (10, CheckpointLevel.MOUNTED, 1)
-    commit = json.loads((slot_of(drive, 10) / COMMIT).read_text())
+    commit = json.loads((slot_of(drive, 10) / names.SLOT_COMMIT).read_text())
     assert {entry["path"] for entry in commit["files"]} == {"state.pt", "shards/0.bin", names.CHECKPOINT_MANIFEST}
     for entry in commit["files"]:
         path = slot_of(drive, 10) / entry["stored"]
@@ -320,7 +320,7 @@ def test_a_damaged_checkpoint_is_passed_over_named_and_kept(
         store.mirror(run_dir)
     slot = slot_of(drive, 20)
     victim = data_file(slot, "0.bin")
-    commit = slot / COMMIT
+    commit = slot / names.SLOT_COMMIT
     match damage:
         case "flipped bit":
             flip(victim)
@@ -338,7 +338,7 @@ def test_a_damaged_checkpoint_is_passed_over_named_and_kept(
     info = Store(other).restore(RUN, other_dir)
     assert info is not None
     assert info.step == 10
-    report = json.loads((other_dir / RESTORE_RECORD).read_text())
+    report = json.loads((other_dir / names.RESTORED).read_text())
     assert [bad["name"] for bad in report["passed_over"]] == [slot.name]
     assert report["passed_over"][0]["why"]
     assert slot.is_dir()
@@ -393,7 +393,7 @@ def test_a_commit_that_names_a_file_outside_is_refused(
 ) -> None:
     save(run_dir, 10)
     Store(home).mirror(run_dir)
-    path = slot_of(drive, 10) / COMMIT
+    path = slot_of(drive, 10) / names.SLOT_COMMIT
     commit = json.loads(path.read_text())
     commit["files"][0]["path"] = "../../escaped"
     commit["sha256"] = checkpoints.manifest_digest(commit)
@@ -440,7 +440,7 @@ def test_a_damaged_output_is_not_used(finished: Path, drive: Path, tmp_path: Pat
 
 
 def test_a_list_of_outputs_that_was_edited_is_refused(finished: Path, drive: Path, tmp_path: Path) -> None:
-    path = stored(drive) / OUTPUTS
+    path = stored(drive) / names.OUTPUTS
     path.write_text(path.read_text().replace("bundle/model.onnx", "bundle/other.onnx"))
     other, _ = next_vm(tmp_path, drive)
     with pytest.raises(VerificationError, match="cut or damaged"):
@@ -474,7 +474,7 @@ def test_a_store_that_was_emptied_in_the_middle_gets_everything_again(home: VmHo
     end(run_dir)
     store.mirror(run_dir)
     assert store.mirrored(run_dir)
-    assert {names.RUN_RECORD, names.EXIT, OUTPUTS} <= {path.name for path in stored(drive).iterdir()}
+    assert {names.RUN_RECORD, names.EXIT, names.OUTPUTS} <= {path.name for path in stored(drive).iterdir()}
     assert store_slots.newest_good(stored(drive) / names.CHECKPOINTS, {}) is not None
 
 
