@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from bridge.ledger_rows import ENDED, REJECTED, VmState, fail_orphans, next_delivery
 from bridge.project import ProjectView
 from bridgehead.errors import NotFoundError, UsageError
-from bridgehead.names import FailureClass, RunState
-from bridgehead.queue_lines import QueueLine, Verb, nearest, parse_line
+from bridgehead.names import Allow, FailureClass, RunState
+from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, QueueLine, Verb, nearest, parse_line
 from bridgehead.records import StageSpec
 
 _NOT_ENDED = f"state NOT IN ({', '.join(repr(state) for state in sorted(ENDED))})"
@@ -124,8 +124,7 @@ def _run(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draf
     stage = line.argument
     if stage not in project.stages:
         raise UsageError(f"unknown stage {stage!r}", hint=nearest(stage, project.stages))
-    spec = project.stages[stage]
-    spec = dataclasses.replace(spec, config={**spec.config, **line.overrides})
+    spec = _with_overrides(db, project.stages[stage], line.overrides)
     inputs = {}
     for earlier in spec.after:
         row = db.execute(
@@ -137,6 +136,29 @@ def _run(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draf
             raise UsageError(f"{stage} comes after {earlier}, which is not queued", hint=f"add run:{earlier} first")
         inputs[earlier] = row["run_id"]
     return _Draft(argument=stage, stage=stage, spec=spec, inputs=inputs)
+
+
+def _with_overrides(db: sqlite3.Connection, spec: StageSpec, overrides: dict[str, object]) -> StageSpec:
+    """`resume=RUN` and `allow=code,config,pool` are Bridgehead's own; everything else goes into the stage's config."""
+    config = {**spec.config, **overrides}
+    resume, allow = overrides.get(RESUME_KEY), overrides.get(ALLOW_KEY)
+    if resume is not None:
+        config.pop(RESUME_KEY)
+        try:
+            found = find_run(db, str(resume))
+        except NotFoundError as error:
+            raise UsageError(f"resume: {error.message}", hint=error.hint) from None
+        if found["stage"] != spec.name:
+            raise UsageError(f"resume: {found['run_id']} is of stage {found['stage']!r}, not {spec.name!r}")
+        spec = dataclasses.replace(spec, resume_from=found["run_id"])
+    if allow is not None:
+        config.pop(ALLOW_KEY)
+        given = [word for word in str(allow).split(",") if word]
+        for word in given:
+            if word not in set(Allow):
+                raise UsageError(f"allow: unknown word {word[:40]!r}", hint=nearest(word, Allow))
+        spec = dataclasses.replace(spec, allow=given)
+    return dataclasses.replace(spec, config=config)
 
 
 def _stop(db: sqlite3.Connection, line: QueueLine, project: ProjectView, seq: int, now: float) -> _Draft:

@@ -41,7 +41,7 @@ class Payload:
         self._listed: frozenset[str] | None = None
 
     def manifest(self) -> dict[str, Any]:
-        """`{"project", "payload_sha256", "requirements", "files"}`, files sorted by path.
+        """`{"project", "payload_sha256", "requirements", "store", "vm", "files"}`, files sorted by path.
 
         Raises ProjectError, and UsageError for a file whose name can't cross the wire or that can't be read.
         """
@@ -52,6 +52,8 @@ class Payload:
             "project": view.name,
             "payload_sha256": hashlib.sha256(files.canonical_json(listed)).hexdigest(),
             "requirements": list(view.requirements),
+            "store": view.store.to_json(),
+            "vm": view.vm.to_json(),
             "files": listed,
         }
 

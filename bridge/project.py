@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bridgehead.records import StageSpec
+from bridgehead.records import StageSpec, StoreSpec, VmRules
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class ProjectView:
     payload_include: list[str] = field(default_factory=list)  # globs, relative to the project folder
     payload_exclude: list[str] = field(default_factory=list)
     requirements: list[str] = field(default_factory=list)  # pip lines for the VM
-    lost_after_s: float = 60.0  # a VM silent for so long is lost
+    store: StoreSpec = field(default_factory=StoreSpec)
+    vm: VmRules = field(default_factory=VmRules)
 
 
 LoadProject = Callable[[], ProjectView]  # raises ProjectError when the file has a mistake

@@ -20,13 +20,14 @@ from bridge.keys import KeyStore
 from bridge.ledger import Ledger
 from bridge.nonces import NonceStore
 from bridge.payload import Payload
-from bridge.project import LoadProject, ProjectView
+from bridge.project import LoadProject
 from bridge.queue_file import QueueWatcher
 from bridge.upload_store import UPLOADS_FILE, UploadStore
 from bridge.uploads import Uploads
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, ProjectError
 from bridgehead.pairing import Pairing
+from bridgehead.records import VmRules
 
 log = logging.getLogger(__name__)
 # aiohttp logs a traceback for each malformed request of a stranger; our own faults are logged by Api.
@@ -95,10 +96,10 @@ class Bridge:
 
     async def _sweep_lost(self) -> None:
         """Once a second, find VMs that fell silent, so that their runs are offered to the next one."""
-        lost_after_s = ProjectView("").lost_after_s
+        lost_after_s = VmRules().lost_after_s
         while True:
             with contextlib.suppress(ProjectError):  # a mistake in the file: go on with what it said before
-                lost_after_s = (await asyncio.to_thread(self.settings.load_project)).lost_after_s
+                lost_after_s = (await asyncio.to_thread(self.settings.load_project)).vm.lost_after_s
             for _ in range(_SWEEPS_PER_LOAD):
                 try:
                     await asyncio.to_thread(self.ledger.sweep_lost, lost_after_s)

@@ -12,7 +12,11 @@
     ├─ StillRunning            8   asked for an outcome that is not there yet
     ├─ VerificationError       9   a hash, a bundle or a checkpoint does not check out
     ├─ BridgeDownError        11   no bridge is running for this project, or it cannot start
-    └─ TransferError          12   an upload or download could not be finished
+    ├─ TransferError          12   an upload or download could not be finished
+    └─ StoreError             13   the durable store can't be used just now
+       ├─ StoreFull           13   it has no room
+       ├─ StoreDenied         13   its credentials are missing, expired or revoked
+       └─ StoreGone           13   its mount is dead, or its folder is not there
 
 130 is kept for Ctrl-C, which always detaches and never stops a run.
 """
@@ -101,6 +105,33 @@ class TransferError(BridgeheadError):
     exit_code = 12
     code = "transfer"
     retry = True
+
+
+class StoreError(BridgeheadError):
+    """The store can't be used just now; what was there before stays good. `retry` says whether waiting may help."""
+
+    exit_code = 13
+    code = "store"
+    retry = True
+
+
+class StoreFull(StoreError):
+    """No room or no quota: what is new stays on the VM's disk until somebody makes some."""
+
+    code = "store_full"
+
+
+class StoreDenied(StoreError):
+    """Credentials are missing, expired or revoked. The run goes on; a person has to sign in again."""
+
+    code = "store_denied"
+    retry = False
+
+
+class StoreGone(StoreError):
+    """The mount is dead (ENOTCONN, EIO) or the folder is not there: it has to be mounted again."""
+
+    code = "store_gone"
 
 
 INTERRUPTED_EXIT_CODE = 130

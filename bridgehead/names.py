@@ -40,9 +40,11 @@ SLOT_COMMIT: Final = "COMMIT.json"  # in a slot of the store, written last: size
 OUTPUTS: Final = "outputs.json"  # in the store: size and SHA-256 of each file that a finished run left there
 RESTORED: Final = "restore.json"  # what came from the store, and what was passed over and why; stays on the VM
 LEASE: Final = "lease.json"  # in the store: which attempt may write this run
+SLOT_CONFIRMED: Final = "CONFIRMED.json"  # in a slot of the store: its commit was read back by another path
+CHECKPOINT_LEVELS: Final = "checkpoints.json"  # how far each checkpoint has climbed, and when; the uploader's
 
 GROWING_FILES: Final = (LOG, PROGRESS)  # appended to; travel as uploads that are not complete yet
-STATE_FILES: Final = (RUN_RECORD, STATUS, STATUS_LINE, RESULTS, EXIT)  # replaced whole
+STATE_FILES: Final = (RUN_RECORD, STATUS, STATUS_LINE, CHECKPOINT_LEVELS, RESULTS, EXIT)  # replaced whole
 ARTIFACT_FOLDERS: Final = (ARTIFACTS, BUNDLE)
 
 # --- what the clips stages leave behind ---------------------------------------------------
@@ -62,6 +64,13 @@ KEYS_FILE: Final = "keys.json"
 BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
 BRIDGE_LOG: Final = "bridge.log"
 
+# --- durable store, below <store>/<project>/ ------------------------------------------------------
+STORE_RUNS: Final = "runs"
+STORE_VMS: Final = "vms"  # <vm>/beat.json and journal.jsonl: what a VM was doing, for the one that comes after it
+STORE_BEAT: Final = "beat.json"
+STORE_SHIP: Final = "ship"  # <first 16 of its hash>.zip: the boot archive, for a boot without the laptop
+STORE_PAYLOAD: Final = "payload"  # <payload hash>.tar and .json
+
 # --- VM home ---------------------------------------------------------------------------------
 VM_SHIP: Final = "ship"
 VM_API: Final = "api"  # holds the bridgehead package alone: what user code gets beside its own folder
@@ -74,7 +83,12 @@ VM_JOURNAL: Final = "journal.jsonl"
 VM_REVOKED: Final = "revoked.json"  # [{"run_id", "attempt"}]: runs that now belong to another VM or attempt
 COMMAND_DAEMON: Final = "command_daemon"
 STATUS_DAEMON: Final = "status_daemon"
+UPLOADER: Final = "uploader"  # all work for the durable store, in a process of its own
 DAEMONS: Final = (COMMAND_DAEMON, STATUS_DAEMON)
+VM_STORE_STATE: Final = "store.json"  # how the store is, as the uploader last saw it
+VM_STORE_SECRETS: Final = "store_secrets.json"  # 0600; what the cell got from notebook secrets for the store
+VM_REMOUNT: Final = "remount.json"  # a request to the cell, the only one that can mount Drive
+VM_LIFETIME: Final = "lifetime.json"  # age, cap, and why the VM stays up or is about to be released
 SHIPPED_PACKAGES: Final = ("bridgehead", "vm_daemons", "stages", "export")
 
 # --- environment variables --------------------------------------------------------------------
@@ -140,11 +154,32 @@ class CheckpointLevel(StrEnum):
 class FailureClass(StrEnum):
     USER_ERROR = "user_error"  # the stage exited non-zero by itself
     KILLED = "killed"  # a signal that nobody here sent
+    HOST_OOM = "host_oom"  # the kernel's own counter says that it ran out of memory
+    NAN_LOSS = "nan_loss"  # the loss was no number any more
+    CHECKPOINT = "checkpoint"  # none verifies, or what it was made with differs
+    VM_LOST = "vm_lost"  # its VMs were lost more often than the budget allows
     GATE = "gate"  # the gate's verdict was fail
     UPSTREAM = "upstream"  # what it comes after did not succeed
     UNKNOWN_OUTCOME = "unknown_outcome"  # an sh: whose VM or daemon died; never repeated by itself
     ENVIRONMENT = "environment"  # could not be started at all
     STOPPED = "stopped"
+
+
+class StoreKind(StrEnum):
+    """[store] kind of bridgehead.toml."""
+
+    MOUNT = "mount"  # a mounted drive that uploads when it likes: Google Drive in Colab
+    FOLDER = "folder"  # a folder on a disk that outlives the VM
+    DRIVE = "drive"  # Google Drive through its API
+    S3 = "s3"  # S3-compatible object storage
+
+
+class Allow(StrEnum):
+    """What may differ on a resume when the owner says so."""
+
+    CODE = "code"
+    CONFIG = "config"
+    POOL = "pool"
 
 
 class Ack(StrEnum):
@@ -155,4 +190,7 @@ class Ack(StrEnum):
     UNKNOWN = "unknown"
 
 
-GATE_FAILED_EXIT_CODE: Final = 20  # a gate stage's own exit code for the verdict "fail"
+# Exit codes by which a stage says why it failed; any other one above 0 is the user's own.
+GATE_FAILED_EXIT_CODE: Final = 20  # the gate's verdict is "fail"
+NAN_LOSS_EXIT_CODE: Final = 21
+CHECKPOINT_EXIT_CODE: Final = 22  # it refuses the checkpoint it found

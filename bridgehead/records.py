@@ -65,9 +65,38 @@ class StageSpec(Record):
     needs: Needs = field(default_factory=Needs)
     config: dict[str, Any] = field(default_factory=dict)
     checkpoint_every_epochs: int = 5
-    checkpoint_every_s: float = 0.0  # 0: by epochs alone
+    checkpoint_every_s: float = 0.0  # 0: not by the clock
     keep_checkpoints: int = 3
     stop_grace_s: float = 60.0  # SIGTERM → this long to save → SIGKILL
+    checkpoint_every_steps: int = 0  # 0: not by steps
+    retries: int = 2  # of one attempt, after a death that nobody here caused
+    resume_from: str = ""  # a run of the same stage: begin at its newest checkpoint
+    allow: list[str] = field(default_factory=list)  # names.Allow: what may differ from the checkpoint's own
+
+
+@dataclass(frozen=True)
+class StoreSpec(Record):
+    """[store] of bridgehead.toml: where checkpoints climb to. Secrets are never in it."""
+
+    kind: str = "mount"  # names.StoreKind
+    path: str = ""  # mount, folder: empty means what the notebook offers; drive: a folder's name
+    bucket: str = ""  # s3
+    prefix: str = ""  # s3
+    endpoint: str = ""  # s3, and another address for the Drive API
+    region: str = ""
+    confirm: bool = True  # ask the Drive API whether what is on the mount has arrived, when credentials allow it
+    quota_gb: float = 0.0  # 0: ask the store
+    upload_mb_s: float = 0.0  # 0: no limit
+
+
+@dataclass(frozen=True)
+class VmRules(Record):
+    """[vm] of bridgehead.toml, as far as a VM has to know it."""
+
+    lost_after_s: float = 60.0
+    cap_h: float = 0.0  # how long this kind of VM lives; 0: not known
+    save_before_cap_s: float = 1200.0
+    release_after_s: float = 0.0  # idle and everything confirmed for so long: the VM gives itself back; 0: never
 
 
 @dataclass(frozen=True)
@@ -85,6 +114,8 @@ class Command(Record):
     run_id: str = ""  # run and sh
     inputs: dict[str, str] = field(default_factory=dict)  # stage it comes after -> run id
     spec: StageSpec | None = None  # run and sh
+    former_vm: str = ""  # attempt > 1: the VM that had it before
+    former_gone: bool = False  # that VM is known to have ended, not only silent
 
 
 @dataclass(frozen=True)
@@ -145,9 +176,11 @@ class Status(Record):
     metrics: dict[str, float] = field(default_factory=dict)
     eta_s: float | None = None
     message: str = ""
-    checkpoint: CheckpointInfo | None = None
+    checkpoint: CheckpointInfo | None = None  # the newest one, at the level that it has
     resumed_from_step: int | None = None
     updated: float = 0.0
+    levels: dict[str, Any] = field(default_factory=dict)  # CheckpointLevel -> CheckpointInfo of the newest that high
+    saved_at: float = 0.0  # what was done since then would be lost with the VM right now; 0: all of it
 
     def line(self) -> str:
         """status.txt: the same in one line for `cat` and `watch`."""
@@ -217,6 +250,7 @@ class Heartbeat(Record):
     store: dict[str, Any] = field(default_factory=dict)  # path, ok, free_bytes, error
     cell_age_s: float | None = None  # since the cell's own heartbeat; None: never
     runs: list[dict[str, Any]] = field(default_factory=list)  # run_id, state, attempt
+    lifetime: dict[str, Any] = field(default_factory=dict)  # age_s, cap_s, stays_because, releases_at
 
 
 def duration(seconds: float) -> str:

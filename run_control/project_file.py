@@ -8,15 +8,15 @@ import re
 import shlex
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from bridge.project import LoadProject, ProjectView
 from bridgehead import names
 from bridgehead.errors import ProjectError
 from bridgehead.queue_lines import STAGE_NAME, nearest
-from bridgehead.records import Needs, StageSpec
+from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
 from run_control import toml_lines
 
 SHELL_STAGE = "sh"  # the stage name that sh: lines run under
@@ -43,7 +43,8 @@ def load(root: Path) -> ProjectView:
         payload_include=parsed.payload.include,
         payload_exclude=parsed.payload.exclude,
         requirements=parsed.vm.requirements,
-        lost_after_s=parsed.vm.lost_after_s,
+        store=StoreSpec(**parsed.store.model_dump(exclude={"kind"}), kind=str(parsed.store.kind)),
+        vm=parsed.vm.rules(),
     )
 
 
@@ -92,6 +93,24 @@ def _plain(value: dict[str, Any]) -> dict[str, Any]:
     return value
 
 
+def _store_kind(value: str) -> str:
+    if value not in set(names.StoreKind):
+        raise ValueError(f"no store of kind {value!r}; {nearest(value, names.StoreKind)}")
+    return value
+
+
+def _store_path(value: str) -> str:
+    if ".." in value.split("/") or "\\" in value or not value.isprintable():
+        raise ValueError("a path with / and without ..")
+    return value
+
+
+def _endpoint(value: str) -> str:
+    if value and not value.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+        raise ValueError("an https:// address")
+    return value.rstrip("/")
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -108,6 +127,32 @@ class _Payload(_Table):
 class _Vm(_Table):
     requirements: list[Annotated[str, AfterValidator(_requirement)]] = Field(default_factory=list)
     lost_after_s: Annotated[float, Field(ge=5, le=86_400)] = 60.0
+    cap_h: Annotated[float, Field(gt=0, le=10_000)] | None = None
+    save_before_cap_s: Annotated[float, Field(ge=10, le=36_000)] = 1200.0
+    release_after_s: Annotated[float, Field(ge=10, le=864_000)] | None = None
+
+    def rules(self) -> VmRules:
+        return VmRules(self.lost_after_s, self.cap_h or 0.0, self.save_before_cap_s, self.release_after_s or 0.0)
+
+
+class _Store(_Table):
+    kind: Annotated[str, AfterValidator(_store_kind)] = names.StoreKind.MOUNT
+    path: Annotated[str, AfterValidator(_store_path)] = ""
+    bucket: str = ""
+    prefix: Annotated[str, AfterValidator(_store_path)] = ""
+    endpoint: Annotated[str, AfterValidator(_endpoint)] = ""
+    region: str = ""
+    confirm: bool = True
+    quota_gb: Annotated[float, Field(ge=0, le=1_000_000)] = 0.0
+    upload_mb_s: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Self:
+        if self.kind == names.StoreKind.S3 and not self.bucket:
+            raise ValueError('kind = "s3" needs a bucket')
+        if self.kind == names.StoreKind.FOLDER and not self.path:
+            raise ValueError('kind = "folder" needs a path on a disk that outlives the VM')
+        return self
 
 
 class _Stage(_Table):
@@ -117,9 +162,11 @@ class _Stage(_Table):
     cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
     memory_gb: Annotated[float, Field(ge=0, le=100_000)] = 0.0
     checkpoint_every_epochs: Annotated[int, Field(ge=1)] = 5
-    checkpoint_every_s: Annotated[float, Field(gt=0)] | None = None
+    checkpoint_every_steps: Annotated[int, Field(ge=1)] | None = None
+    checkpoint_every_s: Annotated[float, Field(ge=1)] | None = None
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 3
     stop_grace_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
+    retries: Annotated[int, Field(ge=0, le=100)] = 2
     config: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
 
     def spec(self, name: str) -> StageSpec:
@@ -130,9 +177,11 @@ class _Stage(_Table):
             needs=Needs(gpu_memory_gb=self.gpu_memory_gb, cpus=self.cpus, memory_gb=self.memory_gb),
             config=self.config,
             checkpoint_every_epochs=self.checkpoint_every_epochs,
+            checkpoint_every_steps=self.checkpoint_every_steps or 0,
             checkpoint_every_s=self.checkpoint_every_s or 0.0,
             keep_checkpoints=self.keep_checkpoints,
             stop_grace_s=self.stop_grace_s,
+            retries=self.retries,
         )
 
 
@@ -140,6 +189,7 @@ class _File(_Table):
     project: _Project
     payload: _Payload = Field(default_factory=_Payload)
     vm: _Vm = Field(default_factory=_Vm)
+    store: _Store = Field(default_factory=_Store)
     stages: dict[str, _Stage] = Field(default_factory=dict)
 
 
@@ -191,7 +241,13 @@ _EXAMPLES = {
 
 
 def _allowed_keys(table: list[str]) -> list[str]:
-    models: dict[str, type[_Table]] = {"project": _Project, "payload": _Payload, "vm": _Vm, "stages": _Stage}
+    models: dict[str, type[_Table]] = {
+        "project": _Project,
+        "payload": _Payload,
+        "vm": _Vm,
+        "store": _Store,
+        "stages": _Stage,
+    }
     model = models.get(table[0], _File) if table else _File
     return list(model.model_fields)
 

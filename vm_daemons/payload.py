@@ -24,8 +24,9 @@ _LOCK = "payload.lock"  # the cell and the command daemon may sync at the same t
 def sync(client: BridgeClient, home: VmHome) -> dict[str, Any]:
     """Fetch what the manifest names and the folder lacks; remove what an earlier manifest named and this one doesn't.
 
-    Returns the manifest's `project`, `ship_sha256`, `payload_sha256` and `requirements`, and the counts `files`,
-    `fetched`, `fetched_bytes`, `removed`. Raises VerificationError naming the file, TransferError and UsageError.
+    Returns the manifest's `project`, `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, and the counts
+    `files`, `fetched`, `fetched_bytes`, `removed`. Raises VerificationError naming the file, TransferError
+    and UsageError.
     """
     with _locked(home):
         manifest = client.manifest()
@@ -37,7 +38,7 @@ def sync(client: BridgeClient, home: VmHome) -> dict[str, Any]:
         _fetch_all(client, home, wanted, known)
         _write_known(home, entries)
         home.update_record(payload_sha256=manifest["payload_sha256"])
-    told = {key: manifest[key] for key in ("project", "ship_sha256", "payload_sha256", "requirements")}
+    told = {key: manifest[key] for key in ("project", "ship_sha256", "payload_sha256", "requirements", "store", "vm")}
     fetched_bytes = sum(int(entry["size"]) for entry in wanted)
     counts = {"files": len(entries), "fetched": len(wanted), "fetched_bytes": fetched_bytes, "removed": removed}
     return {**told, **counts}

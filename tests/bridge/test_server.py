@@ -19,7 +19,7 @@ from bridge_client import STAGE, VM, Answer, Client, LiveBridge, Uploader, live_
 from bridgehead import files, names, pairing, signing
 from bridgehead.errors import BridgeDownError
 from bridgehead.names import Ack
-from bridgehead.records import AckRecord, Command, Heartbeat
+from bridgehead.records import AckRecord, Command, Heartbeat, VmRules
 from support import wait_until
 
 
@@ -149,7 +149,7 @@ def test_there_is_nothing_else_to_post_to(client: Client, target: str) -> None:
 
 
 def test_the_runs_of_a_silent_vm_are_offered_to_the_next(tmp_path: Path) -> None:
-    impatient = dataclasses.replace(project(), lost_after_s=0.5)
+    impatient = dataclasses.replace(project(), vm=VmRules(lost_after_s=0.5))
     with live_bridge(tmp_path, load_project=lambda: impatient) as live:
         run_id = live.given_run("vm-first")
         commands = wait_until(lambda: poll(live.client(), vm="vm-second"), 20, what="the run to be offered again")
