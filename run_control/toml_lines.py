@@ -25,8 +25,8 @@ def line_of(text: str, keys: list[str]) -> int:
             if key is None:
                 continue
             here = [*table, *_parts(key[1])]
-        depth = len(here)
-        if here == keys[:depth] and depth > best_depth:
+        depth = min(len(here), len(keys))  # a header such as [stage.gate] is where the unknown key `stage` stands
+        if here[:depth] == keys[:depth] and depth > best_depth:
             best_line, best_depth = number, depth
     return best_line
 

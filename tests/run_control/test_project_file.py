@@ -81,6 +81,31 @@ MISTAKES = {
     "a pip option": ('"seglearn==1.2.5"', '"--pre torch"', ":8: vm.requirements.0: one requirement"),
     "a date in config": ("epochs = 40", "epochs = 1979-05-27", ":15: stages.pretrain.config: text, finite numbers"),
     "not TOML": ("cpus = 2", "cpus = ", ":12: not TOML"),
+    "a misspelt table of tables": (
+        "[stages.finetune]",
+        "[stage.finetune]",
+        ":18: stage: unknown key | did you mean st",
+    ),
+    "an interval of no time": ("cpus = 2", "checkpoint_every_s = 0", ":12: stages.pretrain.checkpoint_every_s: should"),
+    "an interval of no steps": (
+        "cpus = 2",
+        "checkpoint_every_steps = 0",
+        "stages.pretrain.checkpoint_every_steps: should",
+    ),
+    "an unknown store": (
+        "[vm]",
+        '[store]\nkind = "s33"\n[vm]',
+        ":8: store.kind: no store of kind 's33'; did you mean s3?",
+    ),
+    "s3 without a bucket": ("[vm]", '[store]\nkind = "s3"\n[vm]', ':7: store: kind = "s3" needs a bucket'),
+    "a folder without a path": ("[vm]", '[store]\nkind = "folder"\n[vm]', ':7: store: kind = "folder" needs a path'),
+    "a store over plain http": (
+        "[vm]",
+        '[store]\nendpoint = "http://s3.example.org"\n[vm]',
+        "endpoint: an https:// address",
+    ),
+    "a store outside": ("[vm]", '[store]\npath = "../x"\n[vm]', ":8: store.path: a path with / and without .."),
+    "a life of no time": ("[vm]", "[vm]\ncap_h = 0", ":8: vm.cap_h: should be greater than 0"),
 }
 
 
