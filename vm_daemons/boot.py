@@ -6,7 +6,6 @@ and read notebook secrets, so both happen here.
 
 from __future__ import annotations
 
-import os
 import secrets
 import shutil
 import time
@@ -14,15 +13,13 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bridgehead import files, names, processes
+from bridgehead import names, processes
 from bridgehead.errors import BridgeheadError, PairingError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import cell, daemons, payload
+from vm_daemons import cell, daemons, mounting, payload
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
 
-DRIVE_MOUNT = Path("/content/drive")
-DRIVE_FOLDER = "MyDrive/Bridgehead"
 BOOT_LOG = "boot.log"
 _LAPTOP_PATIENCE_S = 120.0
 
@@ -56,7 +53,7 @@ def boot(home: VmHome, code: str) -> None:
     home.create()
     home.save_pairing(pairing)
     _unpack_api(home, pairing)
-    store = find_store()
+    store = mounting.find_store(cell.say)
     record = home.update_record(
         boot_id=processes.boot_id(), ship_sha256=pairing.boot_sha256, store=str(store) if store else ""
     )
@@ -72,43 +69,6 @@ def boot(home: VmHome, code: str) -> None:
     states = daemons.ensure(home)
     cell.say("daemons: " + ", ".join(f"{name} {state}" for name, state in states.items()))
     cell.say(f"ready after {time.monotonic() - began:.1f} s; leave this cell running, it keeps the VM")
-
-
-def find_store() -> Path | None:
-    """The durable store, tried out: $BRIDGEHEAD_STORE, else Google Drive where this is Colab. None, said loudly."""
-    named = os.environ.get(names.ENV_STORE)
-    try:
-        root = Path(named) if named else _mount_drive()
-        if root is not None:
-            _try_out(root)
-            return root
-        why = "this notebook has no Google Drive"
-    except Exception as error:  # noqa: BLE001 - edge: the mount is foreign code and raises what it likes
-        why = str(error) or type(error).__name__
-    cell.say(f"WARNING: no durable store ({why}). Checkpoints stay on this VM and are lost with it.")
-    return None
-
-
-def _mount_drive() -> Path | None:
-    try:
-        from google.colab import drive
-    except ImportError:
-        return None
-    drive.mount(str(DRIVE_MOUNT), timeout_ms=300_000)
-    return DRIVE_MOUNT / DRIVE_FOLDER
-
-
-def _try_out(root: Path) -> None:
-    """A mount can look fine and be dead: write, read back and delete a few bytes. Raises OSError."""
-    root.mkdir(parents=True, exist_ok=True)
-    canary = root / f"{files.TEMP_PREFIX}canary-{secrets.token_hex(4)}"
-    told = secrets.token_bytes(32)
-    canary.write_bytes(told)
-    try:
-        if canary.read_bytes() != told:
-            raise OSError(f"{root} gives back other bytes than were written")
-    finally:
-        canary.unlink(missing_ok=True)
 
 
 def _unpack_api(home: VmHome, pairing: Pairing) -> None:
