@@ -147,6 +147,7 @@ class ProcessRecord(Record):
     stage_start: int = 0
     session: int = 0
     started: float = 0.0
+    oom_kills: int = -1  # the kernel's count of out-of-memory kills when the stage started; -1: it does not tell
 
 
 @dataclass(frozen=True)
@@ -213,6 +214,7 @@ class ExitRecord(Record):
     started: float = 0.0
     ended: float = 0.0
     leftovers: list[str] = field(default_factory=list)  # processes that outlived it and were ended
+    retries: int = 0  # how often this attempt was started again after a death
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class Outbox:
 
 def owed(entry: Entry, vm_id: str) -> list[AckRecord]:
     """The answers that the bridge has not confirmed, in order."""
-    if entry.step is Step.ABANDONED:
+    if entry.step in (Step.ABANDONED, Step.HANDED_OVER):
         return []
     command = entry.command
     records = [AckRecord(vm_id, names.Ack.ACCEPTED, command.attempt, at=time.time())]

@@ -72,6 +72,7 @@ class VmHome:
                 "vm_id": f"vm-{secrets.token_hex(3)}",
                 "boot_id": processes.boot_id(),
                 "started": time.time(),
+                "started_clock_s": time.clock_gettime(time.CLOCK_BOOTTIME),
             }
             files.write_json(path, record)
         return record

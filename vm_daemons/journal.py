@@ -36,10 +36,11 @@ class Step(StrEnum):
     STARTED = "started"
     FINISHED = "finished"  # nothing is left to do but to tell the bridge; holds the answer
     ABANDONED = "abandoned"  # another VM or attempt owns it now
+    HANDED_OVER = "handed_over"  # this VM is near its end: the run is for the next one, and nothing is answered here
     ACKED = "acked"  # the bridge has this answer
 
 
-_LAST = frozenset({Step.FINISHED, Step.ABANDONED})
+_LAST = frozenset({Step.FINISHED, Step.ABANDONED, Step.HANDED_OVER})
 
 
 @dataclass
@@ -114,6 +115,9 @@ class Journal:
 
     def abandoned(self, command: Command) -> None:
         self._append([_line(Step.ABANDONED, command)])
+
+    def handed_over(self, command: Command) -> None:
+        self._append([_line(Step.HANDED_OVER, command)])
 
     def acked(self, command: Command, ack: names.Ack) -> None:
         """Not fsynced: sending an answer twice does no harm."""

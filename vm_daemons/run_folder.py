@@ -22,6 +22,9 @@ _OF_AN_ATTEMPT = (
     names.STOP_REQUEST,
     names.PROCESS,
     names.RESTORED,
+    names.SAVE_REQUEST,
+    names.HANDOVER,
+    names.DEATHS,
 )
 
 
