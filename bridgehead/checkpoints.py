@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,17 @@ from bridgehead import files, names, paths
 from bridgehead.errors import UsageError, VerificationError
 
 _FOLDER = re.compile(r"step-(\d{8,12})\Z")
+_SHA256 = re.compile(r"[0-9a-f]{64}\Z")
+STEP_MAX = 10**12 - 1  # what fits a folder's name
 MANIFEST_MAX_BYTES = 4 * 2**20
 QUARANTINE_PREFIX = "bad-"
+QUARANTINE_KEPT = 2  # for a post-mortem
+
+
+class CheckpointRefused(VerificationError):
+    """A run can't go on from what it found. Shipped stages end with an exit code of their own for it."""
+
+    exit_code = names.CHECKPOINT_EXIT_CODE
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Checkpoint:
 
     @property
     def meta(self) -> dict[str, Any]:
-        meta: dict[str, Any] = self.manifest.get("meta", {})
+        meta: dict[str, Any] = self.manifest["meta"]
         return meta
 
     @property
@@ -69,7 +79,7 @@ def step_of(folder: Path) -> int | None:
 
 
 @contextlib.contextmanager
-def staging(root: Path) -> Any:
+def staging(root: Path) -> Iterator[Path]:
     """A fresh folder beside the checkpoints to write files into; gone again unless committed."""
     root.mkdir(parents=True, exist_ok=True)
     folder = root / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
@@ -85,8 +95,7 @@ def commit(staged: Path, root: Path, step: int, meta: Mapping[str, Any]) -> Chec
 
     A checkpoint of the same step is replaced. Raises UsageError (no files, bad step, unsafe names) and OSError.
     """
-    if step < 0:
-        raise UsageError(f"a checkpoint's step can't be negative: {step}")
+    step = check_step(step)
     entries = [_sync_and_hash(staged, path) for path in sorted(staged.rglob("*")) if path.is_file()]
     if not entries:
         raise UsageError(f"checkpoint of step {step} holds no file")
@@ -96,11 +105,22 @@ def commit(staged: Path, root: Path, step: int, meta: Mapping[str, Any]) -> Chec
     for folder in {path for path in staged.rglob("*") if path.is_dir()} | {staged}:
         files.fsync_folder(folder)
     target = root / folder_name(step)
-    if target.exists():
-        shutil.rmtree(target)
-    os.replace(staged, target)
+    with _aside(target, root):
+        os.replace(staged, target)
     files.fsync_folder(root)
     return Checkpoint(target, step, manifest)
+
+
+def check_step(step: int) -> int:
+    """The step as a plain integer. Raises UsageError for one that no folder name holds."""
+    try:
+        number = operator.index(step)
+    except TypeError:
+        raise UsageError(f"a checkpoint's step is a whole number, not {step!r}") from None
+    if not 0 <= number <= STEP_MAX:
+        shown = str(number) if abs(number) < 10**30 else "a number of over 30 digits"
+        raise UsageError(f"a checkpoint's step must be 0 to {STEP_MAX}: {shown}")
+    return number
 
 
 def verify(folder: Path) -> Checkpoint:
@@ -110,13 +130,10 @@ def verify(folder: Path) -> Checkpoint:
     if step is not None and step != manifest["step"]:
         raise VerificationError(f"{folder.name} holds the manifest of step {manifest['step']}")
     for entry in manifest["files"]:
-        path = folder / entry["path"]
         try:
-            size = path.stat().st_size
-            if size != entry["size"]:
-                raise VerificationError(f"{entry['path']} has {size} bytes, not {entry['size']}")
-            if files.sha256_file(path) != entry["sha256"]:
-                raise VerificationError(f"{entry['path']} has another hash: a damaged block")
+            _check_file(paths.inside(folder, entry["path"]), entry)
+        except UsageError as error:
+            raise VerificationError(error.message) from None
         except OSError as error:
             raise VerificationError(f"{entry['path']} can't be read: {error.strerror}") from None
     return Checkpoint(folder, manifest["step"], manifest)
@@ -125,22 +142,22 @@ def verify(folder: Path) -> Checkpoint:
 def read_manifest(path: Path) -> dict[str, Any]:
     """A manifest whose own digest, version and file names check out. Raises VerificationError."""
     try:
-        if path.stat().st_size > MANIFEST_MAX_BYTES:
-            raise VerificationError(f"{path.name} is over {MANIFEST_MAX_BYTES} bytes")
+        size = path.stat().st_size
+        manifest = files.read_json(path) if size <= MANIFEST_MAX_BYTES else None
     except OSError as error:
         raise VerificationError(f"{path.name} can't be read: {error.strerror}") from None
-    manifest = files.read_json(path)
+    if size > MANIFEST_MAX_BYTES:
+        raise VerificationError(f"{path.name} is over {MANIFEST_MAX_BYTES} bytes")
     if not isinstance(manifest, dict):
         raise VerificationError(f"{path.name} is cut or not JSON")
-    if manifest.get("v") != names.RECORD_VERSION:
-        raise VerificationError(f"{path.name} is of version {manifest.get('v')!r}")
+    version = manifest.get("v")
+    if version != names.RECORD_VERSION:
+        newer = isinstance(version, int) and version > names.RECORD_VERSION
+        why = f", newer than this Bridgehead, which reads {names.RECORD_VERSION}" if newer else ""
+        raise VerificationError(f"{path.name} is of version {version!r}{why}")
     if manifest.get("sha256") != manifest_digest(manifest):
         raise VerificationError(f"{path.name} does not match its own hash")
-    for entry in manifest["files"]:
-        try:
-            paths.check_relative(entry["path"])
-        except UsageError as error:
-            raise VerificationError(f"{path.name} names a file outside its folder: {error.message}") from None
+    _check_shape(manifest, path.name)
     return manifest
 
 
@@ -156,20 +173,34 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[PassedOver]]:
     A bad one is renamed to `bad-step-…`, so it is looked at once and kept for a post-mortem.
     """
     passed: list[PassedOver] = []
-    for folder in sorted(_folders(root), key=lambda item: step_of(item) or 0, reverse=True):
+    for folder in sorted(_folders(root), key=_step, reverse=True):
         try:
             return verify(folder), passed
         except VerificationError as error:
-            passed.append(PassedOver(folder.name, step_of(folder) or 0, error.message))
+            passed.append(PassedOver(folder.name, _step(folder), error.message))
             _quarantine(folder)
     return None, passed
 
 
+def quarantined(root: Path) -> list[Path]:
+    """Those that were passed over, now or earlier, oldest step first."""
+    found = [
+        (step, folder)
+        for folder in root.glob(f"{QUARANTINE_PREFIX}*")
+        if (step := step_of(Path(folder.name.removeprefix(QUARANTINE_PREFIX)))) is not None
+    ]
+    return [folder for _, folder in sorted(found)]
+
+
 def retain(root: Path, keep: int) -> list[str]:
-    """Remove all but the newest `keep` (at least 2) checkpoint folders; only names that we wrote."""
-    old = sorted(_folders(root), key=lambda item: step_of(item) or 0)[: -max(2, keep)]
-    for folder in old:
-        (folder / names.CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # first: half a removal never verifies
+    """Remove all but the newest `keep` (at least 2) checkpoint folders, and old quarantined ones.
+
+    Only names that we wrote. Returns the names of the checkpoints that went.
+    """
+    old = sorted(_folders(root), key=_step)[: -max(2, keep)]
+    for folder in old + quarantined(root)[:-QUARANTINE_KEPT]:
+        with contextlib.suppress(OSError):
+            (folder / names.CHECKPOINT_MANIFEST).unlink(missing_ok=True)  # first: half a removal never verifies
         shutil.rmtree(folder, ignore_errors=True)
     return [folder.name for folder in old]
 
@@ -184,6 +215,53 @@ def _folders(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     return [entry for entry in root.iterdir() if entry.is_dir() and step_of(entry) is not None]
+
+
+def _step(folder: Path) -> int:
+    return step_of(folder) or 0
+
+
+@contextlib.contextmanager
+def _aside(target: Path, root: Path) -> Iterator[None]:
+    """Keep what lies at `target` until the block has put something else there: at no time are its bytes gone first."""
+    if not target.exists():
+        yield
+        return
+    old = root / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
+    os.replace(target, old)
+    try:
+        yield
+    except OSError:
+        os.replace(old, target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _check_file(path: Path, entry: Mapping[str, Any]) -> None:
+    found = files.plain_stat(path)
+    if found is None:
+        raise VerificationError(f"{entry['path']} is missing or no plain file")
+    if found.st_size != entry["size"]:
+        raise VerificationError(f"{entry['path']} has {found.st_size} bytes, not {entry['size']}")
+    if files.sha256_file(path) != entry["sha256"]:
+        raise VerificationError(f"{entry['path']} has another hash: a damaged block")
+
+
+def _check_shape(manifest: Mapping[str, Any], name: str) -> None:
+    """Its own hash proves that it is whole, not that it was us who wrote it."""
+    step, entries = manifest.get("step"), manifest.get("files")
+    if type(step) is not int or not 0 <= step <= STEP_MAX or not isinstance(manifest.get("meta"), dict):
+        raise VerificationError(f"{name} lacks a step or what describes it")
+    if not isinstance(entries, list) or not entries:
+        raise VerificationError(f"{name} names no file")
+    for entry in entries:
+        sized = isinstance(entry, dict) and type(entry.get("size")) is int and entry["size"] >= 0
+        if not sized or not isinstance(entry.get("path"), str) or not _SHA256.match(str(entry.get("sha256"))):
+            raise VerificationError(f"{name} has an entry without path, size or hash")
+        try:
+            paths.check_relative(entry["path"])
+        except UsageError as error:
+            raise VerificationError(f"{name} names a file outside its folder: {error.message}") from None
 
 
 def _quarantine(folder: Path) -> None:
