@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,7 @@ from aiohttp import web
 from bridge import bodies, raw_body, uploads
 from bridge.addresses import Address, count, read_address, vm_id
 from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of
-from bridge.auth import Caller, authenticate
+from bridge.auth import Caller, authenticate, names_a_known_key
 from bridge.boot_archive import BootArchive
 from bridge.keys import KeyStore
 from bridge.ledger import Ledger
@@ -35,6 +37,8 @@ HEARTBEAT_S = 5
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _ACK_PATH = re.compile(re.escape(names.QUEUE_PATH) + r"/([0-9a-f]{32})/ack\Z")
 _BEAT_PATH = re.compile(re.escape(names.VMS_PREFIX) + r"([^/]+)/heartbeat\Z")
+_POLLS_AS = re.compile(r"[?&]vm=([A-Za-z0-9_-]{1,64})(?:&|\Z)")
+_NOTE_EVERY_S = 0.5  # whoever is refused must not keep the disk busy
 _PAYLOAD_PREFIX = f"{names.SERVE_PREFIX}{names.VM_PAYLOAD}/"
 
 
@@ -60,6 +64,7 @@ class Api:
         self._ledger_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._closing = False
+        self._refused_at = float("-inf")
         loop = asyncio.get_running_loop()
         parts.ledger.on_change(lambda: _call_on(loop, self._wake_polls))
 
@@ -96,7 +101,11 @@ class Api:
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
         if request.method in ("GET", "HEAD") and request.raw_path == names.HEALTH_PATH:
             return web.Response(text="ok", headers=ALWAYS)
-        caller = authenticate(request, self._parts.keys, self._parts.nonces)
+        try:
+            caller = authenticate(request, self._parts.keys, self._parts.nonces)
+        except Refused:
+            await self._note_unpaired(request)
+            raise
         address = read_address(request.raw_path)
         if address.path.startswith(names.IN_PREFIX):
             return await self._in(request, caller, address)
@@ -106,6 +115,18 @@ class Api:
         if request.method == "POST":
             return await self._post(request, caller, address)
         raise _no_such(address)
+
+    async def _note_unpaired(self, request: web.BaseRequest) -> None:
+        """A VM whose clock or pairing code is wrong is not dead: its runs stay with it."""
+        match = _BEAT_PATH.match(request.path) or _POLLS_AS.search(request.raw_path[:300])
+        now = time.monotonic()
+        if match is None or now - self._refused_at < _NOTE_EVERY_S:
+            return
+        with contextlib.suppress(UsageError):
+            vm = vm_id(match[1])
+            if names_a_known_key(request, self._parts.keys):
+                self._refused_at = now
+                await self._with_ledger(self._parts.ledger.refused, vm)
 
     # --- /in/ ----------------------------------------------------------------------------------
 

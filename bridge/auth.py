@@ -49,6 +49,14 @@ def authenticate(request: web.BaseRequest, keys: Keys, nonces: NonceStore) -> Ca
     return Caller(signed.nonce, key, digest)
 
 
+def names_a_known_key(request: web.BaseRequest, keys: Keys) -> bool:
+    """Whether a refused request at least names a key of ours. That proves nothing: it is good for a guess alone."""
+    try:
+        return keys.key(signing.parse_signature(_single_headers(request)).key_id) is not None
+    except PairingError:
+        return False
+
+
 def _single_headers(request: web.BaseRequest) -> dict[str, str]:
     """Lower-case names; a signed header that comes twice could mean one thing here and another elsewhere."""
     headers: dict[str, str] = {}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from bridge import ledger_lines, ledger_vms
+from bridge import ledger_claims, ledger_lines, ledger_vms
 from bridge.ledger_rows import (
     ENDED,
     REJECTED,
@@ -134,6 +134,7 @@ class Ledger:
     def ack(self, command_id: str, record: AckRecord) -> None:
         """Note what a VM says of a command; repeating it, or saying it late, changes nothing.
 
+        A higher attempt than the ledger's is a claim: while the laptop was away the VM took the command over.
         Raises NotFoundError, SupersededError (another VM or attempt has it now) and UsageError (no such state).
         """
         now = self._clock()
@@ -142,20 +143,30 @@ class Ledger:
             row = db.execute("SELECT * FROM commands WHERE id = ?", (command_id,)).fetchone()
             if row is None:
                 raise NotFoundError(f"no command {command_id[:40]!r}")
-            if (row["vm_id"], row["attempt"]) != (record.vm_id, record.attempt):
-                raise SupersededError(f"command #{row['seq']} no longer belongs to {record.vm_id}")
-            changed = _apply_ack(db, row, record, now)
+            owned = _own(db, row, record, now)
+            if owned:
+                row = db.execute("SELECT * FROM commands WHERE id = ?", (command_id,)).fetchone()
+                changed = _apply_ack(db, row, record, now)
+        if not owned:
+            raise SupersededError(f"command #{row['seq']} no longer belongs to {record.vm_id}")
         if changed:
             self._changed()
 
     def heartbeat(self, beat: Heartbeat) -> list[tuple[str, int]]:
         """Note a VM's state; return the (run id, attempt) that it reports and that are no longer its own."""
         with self._write() as db:
-            returned = ledger_vms.see(db, beat.vm_id, self._clock(), beat=beat)
+            now = self._clock()
+            returned = ledger_vms.see(db, beat.vm_id, now, beat=beat)
+            returned = ledger_vms.hand_over(db, beat, now) or returned
             revoked = ledger_vms.revoked(db, beat)
         if returned:
             self._changed()
         return revoked
+
+    def refused(self, vm_id: str) -> None:
+        """A request of this VM failed its signature: it is alive, though nothing that it says can be trusted."""
+        with self._write() as db:
+            db.execute("UPDATE vms SET refused_at = ? WHERE vm_id = ?", (self._clock(), vm_id))
 
     def owns(self, run_id: str, vm_id: str, attempt: int) -> bool:
         """Whether this VM, in this attempt, is the one that the run was given to last."""
@@ -165,7 +176,9 @@ class Ledger:
     # --- VMs that fall silent ----------------------------------------------------------------------
 
     def sweep_lost(self, lost_after_s: float) -> list[str]:
-        """Find VMs that have been silent for longer; offer their runs again. To be called about once a second.
+        """Find VMs that have been silent for longer; lend their runs to others. To be called about once a second.
+
+        One whose requests are refused is not silent: its clock or its pairing code is wrong.
 
         Silence counts from when this bridge began to listen: after a restart or a night's sleep every VM gets
         `lost_after_s` to report again.
@@ -180,7 +193,7 @@ class Ledger:
             self._changed()
         if now - self._listening_since <= lost_after_s:
             return []
-        silent = "SELECT vm_id, last_seen FROM vms WHERE state = ? AND last_seen < ?"
+        silent = "SELECT vm_id, last_seen FROM vms WHERE state = ? AND max(last_seen, refused_at) < ?"
         with self._read() as db:
             if not db.execute(silent, (VmState.LIVE, now - lost_after_s)).fetchall():
                 return []
@@ -188,7 +201,7 @@ class Ledger:
             rows = db.execute(silent, (VmState.LIVE, now - lost_after_s)).fetchall()
             for row in rows:
                 why = f"silent for {now - row['last_seen']:.0f} s"
-                ledger_vms.lose(db, row["vm_id"], VmState.LOST, why, now)
+                ledger_vms.lose(db, row["vm_id"], VmState.SILENT, why, now)
         self._changed()
         return [row["vm_id"] for row in rows]
 
@@ -270,6 +283,19 @@ def _open(path: Path) -> sqlite3.Connection:
         db.close()
         raise
     return db
+
+
+def _own(db: sqlite3.Connection, row: sqlite3.Row, record: AckRecord, now: float) -> bool:
+    """Whether the command is this VM's; by this very answer, it may be that it becomes so."""
+    if (row["vm_id"], row["attempt"]) == (record.vm_id, record.attempt):
+        lent = row["held_by"] not in ("", record.vm_id) and row["state"] not in ENDED
+        return ledger_claims.accept(db, row, now) if lent else True
+    if record.ack is Ack.UNKNOWN:  # told by whoever came upon it, and takes the command from nobody
+        return row["state"] not in ENDED and row["attempt"] < record.attempt
+    if ledger_claims.may_claim(db, row, record.vm_id, record.attempt):
+        ledger_claims.claim(db, row, record.vm_id, record.attempt, now)
+        return True
+    return False
 
 
 def _apply_ack(db: sqlite3.Connection, row: sqlite3.Row, record: AckRecord, now: float) -> bool:

@@ -14,10 +14,13 @@ from bridgehead.records import Command, StageSpec
 
 REJECTED: Final = "rejected"  # a line that could not be read, or a command that a VM refused
 ENDED: Final = frozenset({*map(str, ENDED_RUNS), REJECTED})
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
 # `lines` is queue.txt as it was last seen: its command lines in the file's order, each with the seq it was taken as.
-# `held_by` and `held_state` remember who had a run when its VM was lost, so that a VM that comes back gets it back.
+# `held_by`, `held_state` and `held_attempt` remember how a command stood when its VM fell silent, so that the VM gets
+# it back when it speaks again; that ends when another VM has proof of the silence and says so ("accepted", or a claim).
+# `top_attempt` is the highest attempt that ever went out, `losses` how often a VM was proven lost with the run.
+# `kept_off` is the VM that handed a run over. `withdrawn` lists what was lent to a VM and taken back.
 SCHEMA: Final = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('delivery', 0);
@@ -26,16 +29,22 @@ CREATE TABLE commands (
     verb TEXT NOT NULL, argument TEXT NOT NULL, target_vm TEXT NOT NULL, state TEXT NOT NULL,
     run_id TEXT NOT NULL, stage TEXT NOT NULL, spec TEXT NOT NULL, inputs TEXT NOT NULL,
     vm_id TEXT NOT NULL DEFAULT '', delivery INTEGER NOT NULL DEFAULT 0, attempt INTEGER NOT NULL DEFAULT 1,
-    held_by TEXT NOT NULL DEFAULT '', held_state TEXT NOT NULL DEFAULT '',
+    top_attempt INTEGER NOT NULL DEFAULT 1, losses INTEGER NOT NULL DEFAULT 0,
+    held_by TEXT NOT NULL DEFAULT '', held_state TEXT NOT NULL DEFAULT '', held_attempt INTEGER NOT NULL DEFAULT 0,
+    former_vm TEXT NOT NULL DEFAULT '', former_gone INTEGER NOT NULL DEFAULT 0, kept_off TEXT NOT NULL DEFAULT '',
     exit_code INTEGER, failure_class TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '',
     created REAL NOT NULL, updated REAL NOT NULL
 );
 CREATE INDEX commands_by_vm ON commands (vm_id, state, seq);
+CREATE INDEX commands_by_holder ON commands (held_by);
 CREATE INDEX commands_by_run ON commands (run_id);
 CREATE INDEX commands_by_stage ON commands (stage, seq);
 CREATE TABLE vms (
     vm_id TEXT PRIMARY KEY, state TEXT NOT NULL, first_seen REAL NOT NULL, last_seen REAL NOT NULL,
-    heartbeat TEXT NOT NULL DEFAULT '{}', reason TEXT NOT NULL DEFAULT ''
+    heartbeat TEXT NOT NULL DEFAULT '{}', reason TEXT NOT NULL DEFAULT '', refused_at REAL NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+CREATE TABLE withdrawn (
+    vm_id TEXT NOT NULL, run_id TEXT NOT NULL, attempt INTEGER NOT NULL, PRIMARY KEY (vm_id, run_id, attempt)
 ) WITHOUT ROWID;
 CREATE TABLE lines (place INTEGER PRIMARY KEY, seq INTEGER NOT NULL, text TEXT NOT NULL);
 CREATE TABLE notes (number INTEGER PRIMARY KEY, at REAL NOT NULL, line_number INTEGER NOT NULL, text TEXT NOT NULL);
@@ -44,7 +53,8 @@ CREATE TABLE notes (number INTEGER PRIMARY KEY, at REAL NOT NULL, line_number IN
 
 class VmState(StrEnum):
     LIVE = "live"
-    LOST = "lost"  # silent for too long; may come back
+    SILENT = "silent"  # the bridge has not heard of it for too long: one sign, so its runs are only lent
+    LOST = "lost"  # silent here, and another VM found it silent in the store too
     GONE = "gone"  # known to have ended
 
 
@@ -84,6 +94,12 @@ class VmRow:
     last_seen: float
     heartbeat: dict[str, Any]
     reason: str
+    refused_at: float = 0.0  # when the bridge last refused a request of its: alive, but not paired any more
+
+    @property
+    def unpaired(self) -> bool:
+        """It speaks, and what it says can't be trusted: a clock that is wrong, or an old pairing code."""
+        return self.refused_at > self.last_seen
 
 
 @dataclass(frozen=True)
@@ -122,12 +138,20 @@ def command(row: sqlite3.Row) -> Command:
         run_id=row["run_id"],
         inputs=json.loads(row["inputs"]),
         spec=StageSpec.from_json(json.loads(row["spec"])) if row["spec"] else None,
+        former_vm=row["former_vm"],
+        former_gone=bool(row["former_gone"]),
     )
 
 
 def vm_row(row: sqlite3.Row) -> VmRow:
     return VmRow(
-        row["vm_id"], row["state"], row["first_seen"], row["last_seen"], json.loads(row["heartbeat"]), row["reason"]
+        row["vm_id"],
+        row["state"],
+        row["first_seen"],
+        row["last_seen"],
+        json.loads(row["heartbeat"]),
+        row["reason"],
+        row["refused_at"],
     )
 
 

@@ -1,7 +1,8 @@
-"""Which VM has which command: delivery, a VM's loss, and its return. Functions of one open transaction each.
+"""Which VM has which command: delivery, a VM's silence, its return and its end. Functions of one open transaction each.
 
-A lost VM's runs are offered to the next VM with `attempt` + 1. Until one has taken them they are only lent: when the
-first VM shows a sign of life again it gets them back under the old attempt, so a short cut costs nothing.
+A silent VM's runs are offered to the next VM with a higher attempt. Until that one has accepted them (it does so once
+it has a second sign that the first VM is dead) they are only lent: when the first VM shows a sign of life again it gets
+them back under its own attempt, so a short cut costs nothing. What else it had is given back in the same way.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import sqlite3
 from typing import Any
 
+from bridge import ledger_claims
 from bridge.ledger_rows import ENDED, VmState, command, fail_orphans, next_delivery
 from bridgehead import paths
 from bridgehead.names import FailureClass, RunState
@@ -38,20 +40,29 @@ def see(db: sqlite3.Connection, vm_id: str, now: float, *, beat: Heartbeat | Non
         db.execute("UPDATE vms SET heartbeat = ? WHERE vm_id = ?", (json.dumps(beat.to_json()), vm_id))
     if row is not None and row["state"] == VmState.LIVE:
         return False
-    db.execute(
-        "UPDATE commands SET vm_id = held_by, state = held_state, attempt = attempt - 1, held_by = '', reason = '',"
-        " updated = ? WHERE held_by = ? AND vm_id = '' AND state = ?",
-        (now, vm_id, RunState.LOST),
-    )
+    _give_back(db, vm_id, now)
     return True
+
+
+def _give_back(db: sqlite3.Connection, vm_id: str, now: float) -> None:
+    """Undo what the silence of this VM did, as far as no other VM has taken it up."""
+    for row in db.execute("SELECT * FROM commands WHERE held_by = ?", (vm_id,)).fetchall():
+        if row["vm_id"] not in ("", vm_id):
+            ledger_claims.withdraw(db, row)
+        db.execute(
+            "UPDATE commands SET vm_id = held_by, state = held_state, attempt = held_attempt, held_by = '',"
+            " former_vm = '', former_gone = 0, failure_class = '', exit_code = NULL, reason = '', updated = ?"
+            " WHERE seq = ?",
+            (now, row["seq"]),
+        )
 
 
 def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
     """Give the VM what is queued and may go there, in the queue's order; True when there was some."""
     waiting = db.execute(
         "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (?, ?) AND target_vm IN ('', ?)"
-        " ORDER BY seq",
-        (RunState.QUEUED, RunState.LOST, vm_id),
+        " AND kept_off != ? ORDER BY seq",
+        (RunState.QUEUED, RunState.LOST, vm_id, vm_id),
     ).fetchall()
     given = 0
     for row in waiting:
@@ -61,8 +72,8 @@ def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
             continue
         given += 1
         db.execute(
-            "UPDATE commands SET vm_id = ?, delivery = ?, state = ?, held_by = '', reason = '', updated = ?"
-            " WHERE seq = ?",
+            "UPDATE commands SET vm_id = ?, delivery = ?, state = ?, top_attempt = max(top_attempt, attempt),"
+            " reason = '', updated = ? WHERE seq = ?",
             (vm_id, next_delivery(db), RunState.QUEUED, now, row["seq"]),
         )
     return given > 0
@@ -76,17 +87,24 @@ def commands_of(db: sqlite3.Connection, vm_id: str, after: int) -> list[Command]
 
 
 def revoked(db: sqlite3.Connection, beat: Heartbeat) -> list[tuple[str, int]]:
-    """The runs that the VM reports and that are no longer its own. What is no run is passed over."""
-    revoked = []
+    """What is no longer the VM's own of the runs that it reports, and what was lent to it and taken back.
+
+    A higher attempt than the ledger knows is none of it: the VM took that run over from the store, and its claim is on
+    the way. What is no run is passed over.
+    """
+    rows = db.execute("SELECT run_id, attempt FROM withdrawn WHERE vm_id = ?", (beat.vm_id,)).fetchall()
+    revoked = [(str(row["run_id"]), int(row["attempt"])) for row in rows]
     for run in beat.runs:
         listed: Any = run  # came from the wire: the record's type does not reach into the list
         if not isinstance(listed, dict):
             continue
         run_id, attempt = listed.get("run_id"), listed.get("attempt")
         if isinstance(run_id, str) and paths.is_run_id(run_id) and isinstance(attempt, int):
-            if not owns(db, run_id, beat.vm_id, attempt):
+            row = db.execute("SELECT * FROM commands WHERE run_id = ?", (run_id,)).fetchone()
+            its_own = row is not None and (row["vm_id"], row["attempt"]) == (beat.vm_id, attempt)
+            if not its_own and not ledger_claims.may_claim(db, row, beat.vm_id, attempt):
                 revoked.append((run_id, attempt))
-    return revoked
+    return list(dict.fromkeys(revoked))
 
 
 def owns(db: sqlite3.Connection, run_id: str, vm_id: str, attempt: int) -> bool:
@@ -96,22 +114,29 @@ def owns(db: sqlite3.Connection, run_id: str, vm_id: str, attempt: int) -> bool:
 
 
 def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: float) -> None:
-    """Take everything that has not ended from a VM: its runs are offered again, the rest ends."""
+    """Lend a VM's runs to the next one and end the rest; `state` says whether it is silent or known to be gone."""
     db.execute(
         "INSERT INTO vms (vm_id, state, first_seen, last_seen, reason) VALUES (?, ?, ?, ?, ?)"
         " ON CONFLICT (vm_id) DO UPDATE SET state = excluded.state, reason = excluded.reason",
         (vm_id, state, now, now, why),
     )
-    _end_what_was_to_stop(db, vm_id, now)
+    if state == VmState.GONE:
+        _tell_it_is_gone(db, vm_id)
+    _take_back_what_was_lent(db, vm_id, now)
     reason = f"{vm_id} is {state}: {why}"
+    ledger_claims.fail_beyond_budget(db, vm_id, reason, now, gone=state == VmState.GONE)
+    db.execute(
+        f"UPDATE commands SET held_by = vm_id, held_state = state, held_attempt = attempt WHERE {_HELD}", (vm_id,)
+    )
+    _end_what_was_to_stop(db, vm_id, now)
     end = f"UPDATE commands SET state = ?, failure_class = ?, reason = ?, updated = ? WHERE {_HELD} AND verb = ?"
     db.execute(end, (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, f"{reason}; not repeated", now, vm_id, Verb.SH))
     for verb in (Verb.STOP, Verb.SYNC):
         db.execute(end, (RunState.FAILED, "", f"its VM is gone: {reason}", now, vm_id, verb))
     db.execute(
-        "UPDATE commands SET held_by = vm_id, held_state = state, vm_id = '', state = ?, attempt = attempt + 1,"
+        "UPDATE commands SET former_vm = vm_id, former_gone = ?, vm_id = '', state = ?, attempt = top_attempt + 1,"
         f" target_vm = '', reason = ?, updated = ? WHERE {_HELD} AND verb = ?",
-        (RunState.LOST, f"{reason}; waits for the next VM", now, vm_id, Verb.RUN),
+        (state == VmState.GONE, RunState.LOST, f"{reason}; waits for the next VM", now, vm_id, Verb.RUN),
     )
     db.execute(  # meant for it and not delivered yet: a VM that died never comes back under its name
         "UPDATE commands SET target_vm = '', reason = ?, updated = ?"
@@ -121,12 +146,47 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
     fail_orphans(db, now)
 
 
+def hand_over(db: sqlite3.Connection, beat: Heartbeat, now: float) -> bool:
+    """Offer to other VMs what this one has stopped because its own end is near; True when there was something."""
+    listed: Any = beat.lifetime.get("handed_over")
+    given = 0
+    for run_id in listed if isinstance(listed, list) else []:
+        if not isinstance(run_id, str):
+            continue
+        given += db.execute(
+            "UPDATE commands SET former_vm = vm_id, former_gone = 1, kept_off = vm_id, vm_id = '', target_vm = '',"
+            f" held_by = '', state = ?, attempt = top_attempt + 1, reason = ?, updated = ? WHERE {_HELD}"
+            " AND verb = ? AND run_id = ?",
+            (RunState.LOST, f"{beat.vm_id} reached the end of its life", now, beat.vm_id, Verb.RUN, run_id),
+        ).rowcount
+    return given > 0
+
+
+def _tell_it_is_gone(db: sqlite3.Connection, vm_id: str) -> None:
+    """What waits for a second sign of this VM's death has it now; those to whom it was lent hear of it."""
+    lent = db.execute(f"SELECT seq, vm_id FROM commands WHERE held_by = ? AND {_NOT_ENDED}", (vm_id,)).fetchall()
+    for row in lent:
+        delivery = next_delivery(db) if row["vm_id"] else 0
+        db.execute("UPDATE commands SET former_gone = 1, delivery = ? WHERE seq = ?", (delivery, row["seq"]))
+
+
+def _take_back_what_was_lent(db: sqlite3.Connection, vm_id: str, now: float) -> None:
+    """Runs of another silent VM that this one had not accepted yet wait for the next."""
+    lent = f"SELECT * FROM commands WHERE {_HELD} AND held_by NOT IN ('', vm_id)"
+    for row in db.execute(lent, (vm_id,)).fetchall():
+        ledger_claims.withdraw(db, row)
+        db.execute(
+            "UPDATE commands SET vm_id = '', state = ?, attempt = top_attempt + 1, updated = ? WHERE seq = ?",
+            (RunState.LOST, now, row["seq"]),
+        )
+
+
 def _end_what_was_to_stop(db: sqlite3.Connection, vm_id: str, now: float) -> None:
-    """A run that was asked to stop is not offered to another VM when its own dies first: it has stopped."""
+    """A run that was asked to stop is not offered to another VM when its own falls silent: it has stopped."""
     stops = db.execute(f"SELECT seq, argument FROM commands WHERE {_HELD} AND verb = ?", (vm_id, Verb.STOP)).fetchall()
     for stop in stops:
         stopped = db.execute(
-            f"UPDATE commands SET state = ?, failure_class = ?, vm_id = '', reason = ?, updated = ?"
+            "UPDATE commands SET state = ?, failure_class = ?, vm_id = '', reason = ?, updated = ?"
             f" WHERE {_HELD} AND verb = ? AND run_id = ?",
             (
                 RunState.STOPPED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,10 @@ from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
+
+if TYPE_CHECKING:
+    from run_control.project import Project
+    from run_control.up import UpReport
 
 
 def register(app: typer.Typer) -> None:
@@ -65,29 +69,38 @@ def up(
 
     if runtime not in starter.RUNTIMES:
         raise UsageError(f"no runtime {runtime!r}", hint=nearest(runtime, starter.RUNTIMES))
-    report = starter.up(project_of(context, project), runtime=runtime, tunnel=tunnel, port=port)
+    found = project_of(context, project)
+    report = starter.up(found, runtime=runtime, tunnel=tunnel, port=port)
 
     def show() -> None:
         say(f"bridge {'started' if report.started_bridge else 'already up'}: {report.url} (tunnel: {report.tunnel})")
         if report.vm:
             say(f"local VM {report.vm} {'started' if report.started_vm else 'already up'}")
-        for line in _next_steps(report.notebook, report.tunnel, local=bool(report.vm)):
+        for line in _next_steps(report, _first_stage(found)):
             note(line)
 
     return emit(report.to_json(), as_json=json, show=show)
 
 
-def _next_steps(notebook: str, tunnel: str, *, local: bool) -> list[str]:
-    queue = f"next: bridgehead run {names.PRETRAIN}, or add a line to {names.QUEUE_FILE}; then bridgehead status"
-    if local:
+def _first_stage(project: Project) -> str:
+    """One to suggest: of the project's stages, the first that comes after no other."""
+    from run_control import project_file
+
+    stages = project_file.load(project.root).stages.values()
+    return next((stage.name for stage in stages if not stage.after), "STAGE")
+
+
+def _next_steps(report: UpReport, stage: str) -> list[str]:
+    queue = f"next: bridgehead run {stage}, or add a line to {names.QUEUE_FILE}; then bridgehead status"
+    if report.vm:
         return [queue]
     steps = [
         "next: open https://colab.research.google.com, Upload, and choose",
-        f"      {notebook}",
+        f"      {report.notebook}",
         "      pick a GPU under Runtime > Change runtime type, then run its one cell and leave the tab open.",
         "      The notebook holds your pairing code: don't share it. Run the cell again whenever a VM was lost.",
     ]
-    if tunnel == "none":
+    if report.tunnel == "none":
         steps.append(
             "      Colab needs a tunnel to this laptop: bridgehead down, then bridgehead up --tunnel cloudflared."
         )

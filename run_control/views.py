@@ -211,11 +211,11 @@ def _status(project: Project, run_id: str) -> Status | None:
 def _vm(row: VmRow, now: float) -> dict[str, Any]:
     return {
         "vm_id": row.vm_id,
-        "state": row.state,
+        "state": "unpaired" if row.unpaired else row.state,
         "first_seen": row.first_seen,
         "last_seen": row.last_seen,
         "seen_age_s": round(max(0.0, now - row.last_seen), 1),
-        "reason": row.reason,
+        "reason": "its requests are refused: run the bootstrap cell again" if row.unpaired else row.reason,
         "heartbeat": row.heartbeat,
     }
 

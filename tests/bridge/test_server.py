@@ -129,13 +129,13 @@ def test_a_body_that_is_no_record_is_refused(client: Client, live: LiveBridge, b
 
 def test_a_heartbeat_is_answered_with_hints_for_the_very_request(client: Client, live: LiveBridge) -> None:
     run_id = live.given_run()
-    runs = [{"run_id": run_id, "state": "running", "attempt": attempt} for attempt in (1, 2)]
+    runs = [{"run_id": run_id, "state": "running", "attempt": attempt} for attempt in (0, 1)]
     body = files.canonical_json(Heartbeat(VM, "boot", time.time(), runs=runs).to_json())
     target = f"/vms/{VM}/heartbeat"
     headers = client.signed("POST", target, body, nonce="this-very-request")
     hints = signing.open_document(client.key, "hints", client.send("POST", target, body, headers).json)
     assert hints["reply_to"] == "this-very-request"
-    assert hints["revoked"] == [{"run_id": run_id, "attempt": 2}]
+    assert hints["revoked"] == [{"run_id": run_id, "attempt": 0}]
     assert hints["heartbeat_s"] > 0
 
 
@@ -154,6 +154,29 @@ def test_the_runs_of_a_silent_vm_are_offered_to_the_next(tmp_path: Path) -> None
         run_id = live.given_run("vm-first")
         commands = wait_until(lambda: poll(live.client(), vm="vm-second"), 20, what="the run to be offered again")
         assert [(command.run_id, command.attempt) for command in commands] == [(run_id, 2)]
+
+
+def test_a_vm_whose_requests_are_refused_is_unpaired_and_not_silent(tmp_path: Path) -> None:
+    impatient = dataclasses.replace(project(), vm=VmRules(lost_after_s=1.0))
+    with live_bridge(tmp_path, load_project=lambda: impatient) as live:
+        live.given_run()
+        client, target = live.client(), f"/queue?vm={VM}&after=0&wait=0"
+        seen = live.bridge.ledger.vms()[0].last_seen
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:
+            stale = client.signed("GET", target, created=int(time.time()) - 3600)
+            assert client.send("GET", target, b"", stale).status == 401
+        vm = live.bridge.ledger.vms()[0]
+        assert (vm.state, vm.unpaired, vm.last_seen) == ("live", True, seen)
+        assert live.bridge.ledger.commands()[0].vm_id == VM
+        wait_until(lambda: live.bridge.ledger.vms()[0].state == "silent", what="the end of its requests")
+
+
+def test_a_stranger_with_a_key_id_of_his_own_keeps_no_vm_alive(client: Client, live: LiveBridge) -> None:
+    live.given_run()
+    stranger = dataclasses.replace(client, key_id="k-stranger")
+    assert stranger.get(f"/queue?vm={VM}&after=0&wait=0").status == 401
+    assert not live.bridge.ledger.vms()[0].unpaired
 
 
 # --- start and stop --------------------------------------------------------------------------------------
