@@ -14,12 +14,20 @@
             run.exit_stopped()
     run.results({"loss": loss})
 
+While a checkpoint is written the training can go on; torch_state.Snapshot makes the copies that this takes:
+
+    snapshot = torch_state.Snapshot({"model": model, "optimizer": optimizer})
+    ...
+        if run.checkpoint_due(epoch, step):            # asked after each step
+            run.checkpoint_async(step, lambda: snapshot.take(position=step), epoch=epoch)
+
 The same can be done in any language: docs/wire.md, "A stage in another language". Outside of Bridgehead the same
 script runs too, in the folder ./bridgehead-run.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
@@ -27,16 +35,20 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from bridgehead import checkpoints, files, names, paths
-from bridgehead.checkpoints import Checkpoint
-from bridgehead.errors import NotFoundError, UsageError, VerificationError
+from bridgehead import checkpoints, files, identity, image, names, paths
+from bridgehead.async_save import BackgroundSaver
+from bridgehead.cadence import Cadence
+from bridgehead.checkpoints import Checkpoint, CheckpointRefused, PassedOver
+from bridgehead.errors import NotFoundError, RunFailed, UsageError
+from bridgehead.identity import Identity
 from bridgehead.records import RunRecord, StageSpec
 
 STOPPED_EXIT_CODE = 143  # what a process that SIGTERM ended would show
+Take = Callable[[], Callable[[Path], object]]  # copies at once; what it returns writes the copies into a folder
 
 
 class Run:
@@ -49,8 +61,13 @@ class Run:
         self.stage = record.stage
         self.attempt = record.attempt
         self.config: dict[str, Any] = dict(record.spec.config)
+        self.drift: list[str] = []  # why equality bit for bit is no longer promised; empty: it is
+        self.saved_step: int | None = None  # of the newest checkpoint that is whole on this disk
         self._stop = False
-        self._saved_at = time.monotonic()
+        self._identity = Identity(identity.code_of(record), dict(record.spec.config))
+        self._cadence = Cadence(record.spec)
+        self._saver = BackgroundSaver()
+        self._said_dense = False
         self._progress_fd: int | None = None
 
     # --- what it is told --------------------------------------------------------------------
@@ -70,38 +87,62 @@ class Run:
             )
         return Path(inputs[stage])
 
+    def declare(self, *, config: Mapping[str, Any] | None = None, neutral: Iterable[str] = (), pool: str = "") -> None:
+        """Say what decides the result, before `latest_checkpoint`: a checkpoint made with another one is refused.
+
+        `config` is the stage's own as the project file has it, unless given; `neutral` names keys of it that change
+        nothing. `pool` is the data's fingerprint. The code's hash is known already. Raises UsageError.
+        """
+        values = self.record.spec.config if config is None else config
+        skip = set(neutral)
+        declared = Identity(
+            identity.code_of(self.record), {key: values[key] for key in values if key not in skip}, pool
+        )
+        try:
+            declared.meta()
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the declared config must be plain JSON: {error}") from None
+        self._identity = declared
+
     def latest_checkpoint(self, must_match: Mapping[str, object] | None = None) -> Checkpoint | None:
         """The newest checkpoint that verifies, every hash checked before you load a byte of it.
 
-        `must_match` names what its `meta` has to say, a pool or config fingerprint for example; VerificationError
-        tells what differs. With checkpoints on disk of which none verifies it raises VerificationError too, and
-        never starts again from nothing in silence.
+        CheckpointRefused (a VerificationError) tells what differs when it was made by other code, with another
+        config or another pool, and the run's owner has not allowed that. `must_match` names what else its `meta`
+        has to say. With checkpoints on disk of which none verifies it is raised too, and with resume= when there is
+        none: a run never starts again from nothing in silence.
         """
-        found, passed = checkpoints.newest(self.folder / names.CHECKPOINTS)
-        for bad in passed:
-            self.message(f"passed over checkpoint {bad.step}: {bad.why}")
+        root = self.folder / names.CHECKPOINTS
+        found, passed = checkpoints.newest(root)
+        self._report_passed_over(passed, found.step if found else 0)
         if found is None:
-            if passed:
-                raise VerificationError(
-                    f"none of {len(passed)} checkpoints verifies; the newest: {passed[0].why}",
-                    hint=f"look at {names.CHECKPOINTS}/{checkpoints.QUARANTINE_PREFIX}*; remove them to start anew",
-                )
+            self._refuse_to_begin_anew(checkpoints.quarantined(root), passed)
             return None
-        for key, wanted in (must_match or {}).items():
-            if found.meta.get(key) != wanted:
-                raise VerificationError(
-                    f"checkpoint {found.step} was made with {key} = {found.meta.get(key)!r}, this run has {wanted!r}",
-                    hint="queue a new run, or give back the old setting",
-                )
-        self._event("resumed", step=found.step, epoch=found.meta.get("epoch", 0))
+        allowed = self._refuse_strangers(found, must_match or {})
+        self._note_drift(found, allowed)
+        self.saved_step = found.step
+        epoch = found.meta.get("epoch", 0)
+        self._cadence.resumed(epoch if isinstance(epoch, int) else 0, found.step)
+        self._event("resumed", step=found.step, epoch=epoch, drift=self.drift)
         return found
 
-    def checkpoint_due(self, epoch: int) -> bool:
-        """Whether a checkpoint is due at the end of `epoch` (counted from 1): every N epochs or T seconds."""
-        spec = self.record.spec
-        if spec.checkpoint_every_epochs > 0 and epoch % spec.checkpoint_every_epochs == 0:
+    def checkpoint_due(self, epoch: int = 0, step: int | None = None) -> bool:
+        """Whether a checkpoint is to be taken now: every N epochs, N steps or T seconds, as the project file says.
+
+        `epoch`: how many are complete (from 1 at the end of the first). Ask at the end of each epoch, or with `step`
+        (how many are done) after each step. While one is still being written the next one waits, and is due at the
+        first step after that. Raises RunFailed when the third in a row could not be written.
+        """
+        self._hear_of_saving()
+        if not self._cadence.due(epoch, step):
+            return False
+        if not self._saver.busy:
             return True
-        return 0 < spec.checkpoint_every_s <= time.monotonic() - self._saved_at
+        self._cadence.put_off()
+        if not self._said_dense:
+            self._said_dense = True
+            self.message("checkpoints are due more often than one is written: each waits for the one before")
+        return False
 
     # --- what it tells -------------------------------------------------------------------------
 
@@ -139,15 +180,40 @@ class Run:
         The older ones beyond `keep_checkpoints` go afterwards. Raises UsageError and OSError; the earlier
         checkpoints are then still there.
         """
-        root = self.folder / names.CHECKPOINTS
+        step = checkpoints.check_step(step)
+        self.finish_saving()
         self._event("saving", step=step, epoch=epoch)
-        with checkpoints.staging(root) as folder:
+        with self._committing(step, epoch, self._labels(epoch, meta)) as folder:
             yield folder
-            labels = {"run_id": self.run_id, "attempt": self.attempt, "epoch": epoch, **meta}
-            saved = checkpoints.commit(folder, root, step, labels)
-        checkpoints.retain(root, self.record.spec.keep_checkpoints)
-        self._saved_at = time.monotonic()
-        self._event("checkpoint", step=step, epoch=epoch, size_bytes=saved.size_bytes)
+        self._cadence.taken(epoch, step)
+
+    def checkpoint_async(self, step: int, take: Take, *, epoch: int = 0, **meta: object) -> bool:
+        """Write checkpoint `step` while the next steps run; False, and nothing done, while another is being written.
+
+        `take()` is called here and now: it copies the state, before anything changes it. What it returns is called
+        on another thread with an empty folder to write the copies into; hashing, fsync and the rename are done
+        there too. One that can't be written is said at a later step, and the next one is tried; the third in a row
+        raises RunFailed. The end of the script waits for the one in flight.
+        """
+        step = checkpoints.check_step(step)
+        self._hear_of_saving()
+        if self._saver.busy:
+            return False
+        self._event("saving", step=step, epoch=epoch)
+        write, labels = take(), self._labels(epoch, meta)
+
+        def save() -> None:
+            with self._committing(step, epoch, labels) as folder:
+                write(folder)
+
+        self._cadence.taken(epoch, step)
+        self._saver.start(step, save)
+        return True
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint in flight, if there is one, and say when it failed. Raises RunFailed."""
+        self._saver.wait()
+        self._hear_of_saving()
 
     def results(self, values: Mapping[str, object]) -> None:
         """Write results.json, whole; the last call wins. Raises UsageError when it is not plain JSON."""
@@ -155,9 +221,10 @@ class Run:
             json.dumps(values, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise UsageError(f"results must be plain JSON with finite numbers: {error}") from None
+        drift = {"drift": self.drift} if self.drift else {}
         files.write_json(
             self.folder / names.RESULTS,
-            {"v": names.RECORD_VERSION, "run_id": self.run_id, "stage": self.stage, **values},
+            {"v": names.RECORD_VERSION, "run_id": self.run_id, "stage": self.stage, **drift, **values},
         )
 
     def artifact(self, name: str) -> Path:
@@ -172,13 +239,104 @@ class Run:
         return self.folder / names.BUNDLE
 
     def exit_stopped(self) -> NoReturn:
-        """Leave after a stop was asked for and the checkpoint is written."""
+        """Leave after a stop was asked for and the checkpoint is written; waits for one in flight."""
+        self.finish_saving()
         raise SystemExit(STOPPED_EXIT_CODE)
 
     # --- inside ------------------------------------------------------------------------------------
 
     def on_stop_signal(self, *_: object) -> None:
         self._stop = True
+
+    @contextlib.contextmanager
+    def _committing(self, step: int, epoch: int, labels: Mapping[str, object]) -> Iterator[Path]:
+        root = self.folder / names.CHECKPOINTS
+        with checkpoints.staging(root) as folder:
+            yield folder
+            saved = checkpoints.commit(folder, root, step, labels)
+        self.saved_step = step
+        checkpoints.retain(root, self.record.spec.keep_checkpoints)
+        self._event("checkpoint", step=step, epoch=epoch, size_bytes=saved.size_bytes)
+
+    def _labels(self, epoch: int, meta: Mapping[str, object]) -> dict[str, object]:
+        """What each checkpoint says of itself."""
+        return {
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "epoch": epoch,
+            "fingerprint": image.fingerprint(),
+            "drift": list(self.drift),
+            **self._identity.meta(),
+            **meta,
+        }
+
+    def _hear_of_saving(self) -> None:
+        if said := self._saver.heard():
+            self.message(said)
+
+    def _at_exit(self) -> None:
+        """The interpreter has waited for the thread; what became of it is still to be said."""
+        try:
+            self._hear_of_saving()
+        except RunFailed as error:
+            self.message(error.message)
+
+    def _report_passed_over(self, passed: list[PassedOver], found_step: int) -> None:
+        lower = [bad.step for bad in passed[1:]] + [found_step]
+        for bad, next_step in zip(passed, lower, strict=False):
+            lost = max(0, bad.step - next_step)
+            self._event("passed_over", name=bad.name, step=bad.step, why=bad.why, lost_steps=lost)
+            self.message(f"passed over checkpoint {bad.step}: {bad.why}; that costs {lost} steps")
+
+    def _refuse_to_begin_anew(self, bad: list[Path], passed: list[PassedOver]) -> None:
+        if bad or passed:
+            why = f"; the newest: {passed[0].why}" if passed else ""
+            raise CheckpointRefused(
+                f"none of {max(len(bad), len(passed))} checkpoints verifies{why}",
+                hint=f"look at {names.CHECKPOINTS}/{checkpoints.QUARANTINE_PREFIX}*; remove them to start anew",
+            )
+        if self.record.spec.resume_from:
+            raise CheckpointRefused(
+                f"there is no checkpoint of {self.record.spec.resume_from} to begin at",
+                hint="queue the stage without resume= to start from the beginning",
+            )
+        if self.attempt > 1:
+            self.message(f"attempt {self.attempt} starts from the beginning: no checkpoint was saved before")
+
+    def _refuse_strangers(self, found: Checkpoint, must_match: Mapping[str, object]) -> list[str]:
+        """Raises CheckpointRefused for what may not differ; returns what differs and was allowed."""
+        meta, spec = found.meta, self.record.spec
+        owner = meta.get("run_id", self.run_id)
+        if owner != self.run_id and not spec.resume_from:
+            raise CheckpointRefused(f"checkpoint {found.step} is of run {owner}", hint=f"queue it with resume={owner}")
+        differing = self._identity.differences(meta)
+        for key, wanted in must_match.items():
+            if meta.get(key) != wanted:
+                differing.setdefault(key, f"{key}: {meta.get(key)!r} → {wanted!r}")
+        refused = [key for key in differing if key not in spec.allow]
+        if refused:
+            words = [key for key in refused if key in set(names.Allow)]
+            flags = " ".join(f"--allow-{word}" for word in words)
+            allow = (
+                f"or queue it with --resume {self.run_id} {flags}" if len(words) == len(refused) else "or begin anew"
+            )
+            raise CheckpointRefused(
+                f"checkpoint {found.step} was made with something else than this run has: "
+                + "; ".join(differing[key] for key in refused),
+                hint=f"give back what it was, {allow}",
+            )
+        return [f"{text} (allowed)" for text in differing.values()]
+
+    def _note_drift(self, found: Checkpoint, allowed: list[str]) -> None:
+        """Withdraw the promise of equal bits, in words and for good, where it no longer holds."""
+        before, made_on = found.meta.get("drift"), found.meta.get("fingerprint")
+        decisive, rest = image.differences(made_on if isinstance(made_on, dict) else {}, image.fingerprint())
+        new = [*allowed, *decisive]
+        self.drift = list(dict.fromkeys([*(before if isinstance(before, list) else []), *new]))
+        if rest and not decisive:
+            self.message(f"another machine, the same where it matters: {'; '.join(rest)}")
+        if self.drift:
+            self.message(f"equality bit for bit is no longer promised: {'; '.join(self.drift)}")
 
     def _event(self, event: str, **values: object) -> None:
         if self._progress_fd is None:
@@ -197,6 +355,7 @@ def current_run() -> Run:
     global _current
     if _current is None:
         _current = _open_run()
+        atexit.register(_current._at_exit)
         with contextlib.suppress(ValueError):  # not in the main thread: the stop file still works
             signal.signal(signal.SIGTERM, _current.on_stop_signal)
     return _current

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import hashlib
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from bridgehead.errors import UsageError
-from bridgehead.files import canonical_json
 
 C = TypeVar("C")
-_HOW = ("threads",)  # how a run is computed, not what: these may differ on resume (and are then called drift)
+# How a run is computed or measured, not what: these may differ on a resume (another thread count is told as drift).
+NEUTRAL = ("threads", "measure_memory")
 
 
 def read_config(cls: type[C], values: Mapping[str, Any], stage: str) -> C:
@@ -34,12 +32,6 @@ def require(condition: bool, stage: str, what: str) -> None:
     """Raises UsageError: a value that has the right type and can't work."""
     if not condition:
         raise UsageError(f"[stages.{stage}.config] {what}")
-
-
-def config_fingerprint(config: Any) -> str:
-    """SHA-256 of all that decides the outcome; a checkpoint of another one is refused."""
-    values = {key: value for key, value in dataclasses.asdict(config).items() if key not in _HOW}
-    return hashlib.sha256(canonical_json(values)).hexdigest()
 
 
 def _fits(hint: Any, value: object) -> bool:

@@ -17,7 +17,7 @@ from bridgehead.errors import VerificationError
 from bridgehead.run import Run
 from stages import augment, clips_pool, evaluation, sampling, training
 from stages.clips_pool import ClipPool, Positions
-from stages.config import config_fingerprint, read_config, require
+from stages.config import NEUTRAL, read_config, require
 from stages.entry import run_stage
 from stages.model import Classifier, Encoder, encoder_from, load_weights, new_encoder, save_weights, weights_sha256
 from stages.probe import ProbeRecipe, clips_sha256, fit_probe, head_loss, head_on, labelled_clips, probe_batch
@@ -129,8 +129,8 @@ def train(
     classifier = head_on(encoder, frozen, config.seed)
     optimizer = new_optimizer(classifier, config)
     plan = training.Plan(config.probe_epochs + config.tune_epochs, len(labelled) // config.batch, config.batch)
-    must_match = {"pool": pool.fingerprint, "config": config_fingerprint(config), "encoder": encoder_sha256}
-    loop = training.Loop(run, plan, {"classifier": classifier, "optimizer": optimizer}, must_match)
+    run.declare(config={**asdict(config), "encoder": encoder_sha256}, neutral=NEUTRAL, pool=pool.fingerprint)
+    loop = training.Loop(run, plan, {"classifier": classifier, "optimizer": optimizer})
     loop.resume()
     for at in loop:
         batch = probe_batch(pool, labelled, config.probe, at.epoch, at.index, device)

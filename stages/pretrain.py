@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -13,7 +15,7 @@ from bridgehead import names
 from bridgehead.run import Run
 from stages import augment, clips_pool, pool_memory, sampling, training
 from stages.clips_pool import ClipPool, Positions
-from stages.config import config_fingerprint, read_config, require
+from stages.config import NEUTRAL, read_config, require
 from stages.entry import run_stage
 from stages.model import Encoder, Projector, new_encoder, save_weights, weights_sha256
 
@@ -34,6 +36,7 @@ class PretrainConfig:
     temperature: float = 0.2
     width: int = 32
     ema_decay: float = 0.99
+    shake: float = 0.0  # noise from the global generators, in the pool's deviations: shows that a resume restores them
     seed: int = 0
     subset_seed: int = 0  # apart from `seed`, so that runs of several seeds can share a subset
     threads: int = 1
@@ -80,8 +83,8 @@ def train(
     optimizer = torch.optim.AdamW([{"params": weights, "name": "all"}], weight_decay=config.weight_decay)
     plan = training.Plan(config.epochs, len(subset) // config.batch, config.batch)
     parts = {"encoder": encoder, "projector": projector, "optimizer": optimizer, "ema": ema}
-    must_match = {"pool": pool.fingerprint, "config": config_fingerprint(config)}
-    loop = training.Loop(run, plan, parts, must_match)
+    run.declare(config=asdict(config), neutral=NEUTRAL, pool=pool.fingerprint)
+    loop = training.Loop(run, plan, parts)
     subset_ids = pool.clip_ids(subset)
     order, ordered_epoch = subset, -1
     loop.resume()
@@ -89,7 +92,7 @@ def train(
         if at.epoch != ordered_epoch:
             order, ordered_epoch = subset[sampling.epoch_order(subset_ids, config.seed, at.epoch)], at.epoch
         batch = order[at.index * config.batch : (at.index + 1) * config.batch]
-        clips = torch.from_numpy(pool.read(batch)).to(device)
+        clips = shaken(torch.from_numpy(pool.read(batch)).to(device), config.shake, encoder.std)
         views = augment.two_views(clips, pool.clip_ids(batch), config.seed, at.epoch, encoder.std)
         peak, warmup = config.learning_rate, config.warmup_steps
         rate = training.learning_rate(at.step, plan.horizon, peak=peak, warmup_steps=warmup)
@@ -101,6 +104,15 @@ def train(
         ema.update(encoder)
         loop.report(loss)
     return loop
+
+
+def shaken(clips: Tensor, strength: float, std: Tensor) -> Tensor:
+    """Python's generator says how much noise, numpy's to which clips, torch's is the noise itself."""
+    if strength == 0:
+        return clips
+    amount = strength * random.random()
+    chosen = torch.from_numpy(np.random.rand(len(clips)) < 0.5).to(clips.device)
+    return clips + amount * chosen[:, None, None] * std * torch.randn_like(clips)
 
 
 def contrastive_loss(projected: Tensor, temperature: float) -> Tensor:
@@ -153,6 +165,7 @@ def _check(config: PretrainConfig) -> None:
     require(min(config.epochs, config.threads, config.stride) >= 1, names.PRETRAIN, "epochs, threads, stride: from 1")
     require(config.batch >= 2, names.PRETRAIN, "batch must be at least 2: a clip is told apart from others")
     require(config.width >= 4 and config.width % 4 == 0, names.PRETRAIN, "width must be a multiple of 4")
+    require(0 <= config.shake, names.PRETRAIN, "shake must be 0 or more")
     require(0 < config.temperature, names.PRETRAIN, "temperature must be above 0")
 
 

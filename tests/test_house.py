@@ -41,6 +41,7 @@ ALSO = {
     "stages/export.py": {"export"},
     "run_control": {"export.bundle"},
     "bridgehead/torch_state.py": {"torch", "numpy"},
+    "bridgehead/image.py": {"torch"},
 }
 INSIDE_FUNCTIONS_ONLY = {
     "bridgehead": {"torch", "numpy"},

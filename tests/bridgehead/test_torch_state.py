@@ -108,9 +108,3 @@ def test_other_parts_than_saved_are_refused_before_anything_is_restored(run: Run
     assert found is not None
     with pytest.raises(VerificationError, match="ema"):
         torch_state.load(found, {"model": training.model})
-
-
-def test_drift_is_said_in_words() -> None:
-    now = torch_state.fingerprint()
-    assert torch_state.fingerprint_drift(now, now) == []
-    assert "threads: 7 then" in torch_state.fingerprint_drift({**now, "threads": 7}, now)[0]

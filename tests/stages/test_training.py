@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from bridgehead import checkpoints, names, torch_state
-from bridgehead.errors import RunFailed, VerificationError
+from bridgehead import checkpoints, image, names, torch_state
+from bridgehead.checkpoints import CheckpointRefused
+from bridgehead.errors import RunFailed
 from bridgehead.run import STOPPED_EXIT_CODE, Run
 from stage_support import Workshop
 from stages import training
 from stages.training import Ema, Loop, Plan, learning_rate
 
 PLAN = Plan(epochs=6, steps_per_epoch=5, batch=4)
-MUST_MATCH = {"pool": "p1", "config": "c1"}
+CONFIG = {"epochs": 6, "rate": 0.05}
 
 
 class Killed(BaseException):
@@ -29,17 +31,19 @@ class Killed(BaseException):
 class Toy:
     """A model whose every step draws from all three generators."""
 
-    def __init__(self, run: Run, must_match: dict[str, object] | None = None) -> None:
+    def __init__(self, run: Run, pool: str = "p1", config: dict[str, Any] = CONFIG) -> None:
         training.prepare(seed=5, threads=1)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Linear(8, 1))
         self.optimizer = torch.optim.AdamW([{"params": list(self.model.parameters()), "name": "all"}])
         self.ema = Ema(self.model, 0.9)
         parts = {"model": self.model, "optimizer": self.optimizer, "ema": self.ema}
-        self.loop = Loop(run, PLAN, parts, must_match or MUST_MATCH)
+        run.declare(config=config, neutral=["threads"], pool=pool)
+        self.loop = Loop(run, PLAN, parts)
 
     def train(self, *, kill_at: int | None = None, stop_at: int | None = None) -> str:
         for at in self.loop:
             if at.step == kill_at:
+                self.loop.run.finish_saving()  # a kill inside a save: test_pretrain.py, with a real process
                 raise Killed
             if at.step == stop_at:
                 self.loop.run.on_stop_signal()
@@ -127,13 +131,35 @@ def test_losing_any_one_part_breaks_equality(workshop: Workshop, uninterrupted: 
     assert again.train() != uninterrupted
 
 
-@pytest.mark.parametrize("key", MUST_MATCH)
-def test_another_pool_or_config_is_refused(workshop: Workshop, key: str) -> None:
+OTHERS: dict[str, tuple[dict[str, Any], str]] = {
+    "pool": ({"pool": "p2"}, "pool: p1 → p2"),
+    "config": ({"config": {"epochs": 8, "decay": 0.1}}, r"decay \(not set\) → 0.1, epochs 6 → 8, rate 0.05 → \(not"),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_another_pool_or_config_is_refused_unless_allowed(workshop: Workshop, kind: str) -> None:
     run = new_run(workshop)
     with pytest.raises(Killed):
         Toy(run).train(kill_at=13)
-    with pytest.raises(VerificationError, match=key):
-        Toy(run, {**MUST_MATCH, key: "other"}).loop.resume()
+    other, said = OTHERS[kind]
+    with pytest.raises(CheckpointRefused, match=said) as caught:
+        Toy(run, **other).loop.resume()
+    assert caught.value.exit_code == names.CHECKPOINT_EXIT_CODE and f"--allow-{kind}" in caught.value.hint
+    allowed = Run(run.folder, dataclasses.replace(run.record, spec=dataclasses.replace(run.record.spec, allow=[kind])))
+    again = Toy(allowed, **other)
+    again.loop.resume()
+    assert again.loop.resumed_from_step == 10
+    assert any("(allowed)" in line for line in again.loop.outcome()["drift"])
+
+
+def test_a_key_that_changes_nothing_may_differ(workshop: Workshop, uninterrupted: str) -> None:
+    run = new_run(workshop)
+    with pytest.raises(Killed):
+        Toy(run).train(kill_at=13)
+    again = Toy(run, config={**CONFIG, "threads": 1})
+    again.loop.resume()
+    assert again.train() == uninterrupted and not run.drift
 
 
 def test_the_promise_is_withdrawn_in_words_when_the_machine_differs(
@@ -142,12 +168,12 @@ def test_the_promise_is_withdrawn_in_words_when_the_machine_differs(
     run = new_run(workshop)
     with pytest.raises(Killed):
         Toy(run).train(kill_at=13)
-    here = torch_state.fingerprint()
+    here = image.fingerprint()
     with monkeypatch.context() as patch:
-        patch.setattr(torch_state, "fingerprint", lambda: {**here, "cpu_capability": "another"})
+        patch.setattr(image, "fingerprint", lambda: {**here, "cpu_capability": "another"})
         second = Toy(run)
         second.loop.resume()
-        assert any("cpu_capability" in line for line in second.loop.drift)
+        assert any("cpu_capability" in line for line in run.drift)
         with pytest.raises(Killed):
             second.train(kill_at=23)
     third = Toy(run)
@@ -159,9 +185,11 @@ def test_the_promise_is_withdrawn_in_words_when_the_machine_differs(
 def test_a_loss_that_is_not_finite_ends_the_run_and_spares_the_checkpoints(workshop: Workshop) -> None:
     run = new_run(workshop)
     toy = Toy(run)
-    with pytest.raises(RunFailed, match="loss is nan"):
+    with pytest.raises(RunFailed, match="loss is nan") as caught:
         for at in toy.loop:
             toy.loop.report(torch.tensor(float("nan") if at.step >= 17 else 1.0))
+    run.finish_saving()
+    assert caught.value.exit_code == names.NAN_LOSS_EXIT_CODE
     found, _ = checkpoints.newest(run.folder / names.CHECKPOINTS)
     assert found is not None and found.step == 10
 
