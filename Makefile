@@ -1,14 +1,17 @@
 # make demo   the main job, end to end, with a VM that dies on the way (5 minutes)
 # make test   the tests
 # make check  ruff and mypy
+# make chaos  attacks everything at random points, seeded (ROUNDS=20 SEED=0), and checks that nothing was lost
 # make bench  each number as a ratio against a bare baseline in the same run
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+ROUNDS ?= 20
+SEED ?= 0
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench chaos clean
 demo: $(STAMP)
 	$(BIN)/bridgehead demo $(DEMO_ARGS)
 
@@ -21,6 +24,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+chaos: $(STAMP)
+	$(BIN)/python -m chaos --rounds $(ROUNDS) --seed $(SEED) $(CHAOS_ARGS)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Bridgehead needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

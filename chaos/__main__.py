@@ -1,0 +1,66 @@
+"""`make chaos`: `python -m chaos --rounds 20 --seed 0`. One JSON line per round, one for the whole; 0 when all held."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from chaos import mutants, snapshot
+
+_ROOT = Path(__file__).parents[1]
+_INSIDE = "--in-snapshot"
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Copy the packages, then run the campaign from the copy."""
+    words = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(words)
+    if args.in_snapshot:
+        from chaos import campaign  # here, so that the packages are those of the copy
+
+        return campaign.run(args)
+    folder = Path(tempfile.mkdtemp(prefix="bridgehead-chaos-"))
+    keep = False
+    try:
+        patches = mutants.patches(args.mutant) if args.mutant else ()
+        snapshot.copy(_ROOT, folder / "code", patches)
+        code = _inside([*words, _INSIDE, str(folder)], folder / "code")
+        keep = any(folder.glob("rounds/*"))
+        return code
+    except (snapshot.PatchError, mutants.NoSuchMutant) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m chaos", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only-round", type=int, metavar="K", help="play this round of the seed's campaign alone")
+    parser.add_argument("--jobs", type=int, default=1, help="rounds at a time")
+    parser.add_argument("--kinds", nargs="*", help="only these kinds of faults")
+    parser.add_argument("--second", type=float, default=0.6, help="how often a second fault strikes, 0 to 1")
+    parser.add_argument("--mutant", help="break one part of the copy on purpose: the campaign has to fail")
+    parser.add_argument("--list", action="store_true", help="print the kinds of faults and the mutants")
+    parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)
+    return parser
+
+
+def _inside(words: list[str], code: Path) -> int:
+    """The campaign as a process that imports the copy. Ctrl-C reaches it too: it cleans up, we wait."""
+    process = subprocess.Popen([sys.executable, "-m", "chaos", *words], env=snapshot.environment(code), cwd=code)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
+    return process.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

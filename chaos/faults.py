@@ -1,0 +1,419 @@
+"""Each way in which something dies, stops, fills up or lies: a small class with the name that the campaign reports.
+
+`strike` does it, `heal` undoes what a user or a provider would undo. What has died is never brought back here: that is
+the product's own business, or the attendant's where it takes a user.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from bridgehead import names, processes
+from chaos import mounts, store_check
+from chaos.proxy import Mode
+from chaos.watch import Watch, daemon_process, runner_process, stage_process
+from chaos.world import Pid, World
+from compute_backends.local_notebook import LocalVm
+
+_BLOCK_BYTES = 512
+
+
+class Missed(Exception):
+    """There is nothing to strike at just now."""
+
+
+@dataclass
+class Fault:
+    """One blow. `hold_s` is how long it lasts before `heal`."""
+
+    world: World
+    watch: Watch
+    random: random.Random
+    hold_s: float = 0.0
+    kind: ClassVar[str] = ""
+    hold_range_s: ClassVar[tuple[float, float]] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        self.hold_s = self.random.uniform(*self.hold_range_s)
+
+    @classmethod
+    def missing(cls) -> str:
+        """Why this kind can't be had on this machine; empty when it can."""
+        return ""
+
+    def strike(self) -> None:
+        """Raises Missed."""
+        raise NotImplementedError
+
+    def heal(self) -> None:
+        """Nothing to undo by default."""
+
+    def _run_dir(self) -> Path:
+        run = self.watch.current()
+        if run is None:
+            raise Missed("no run on a VM yet")
+        return run.folder
+
+    def _vm(self) -> LocalVm:
+        """The VM that has the run, else any live one."""
+        run = self.watch.current()
+        living = [vm for vm in self.world.living() if vm.name not in self.world.frozen]
+        for vm in living:
+            if run is not None and vm.name == run.vm:
+                return vm
+        if not living:
+            raise Missed("no live VM")
+        return living[-1]
+
+
+def _kill(process: Pid | None, what: str) -> None:
+    if process is None or not process.send(signal.SIGKILL):
+        raise Missed(f"no {what} lives")
+
+
+class KillStage(Fault):
+    """SIGKILL to the stage's process."""
+
+    kind = "kill-stage"
+
+    def strike(self) -> None:
+        _kill(stage_process(self._run_dir()), "stage")
+
+
+class KillRunner(Fault):
+    """SIGKILL to the stage runner; the stage goes on."""
+
+    kind = "kill-runner"
+
+    def strike(self) -> None:
+        _kill(runner_process(self._run_dir()), "runner")
+
+
+class KillStageAndRunner(Fault):
+    """Both at once, as an out-of-memory killer may."""
+
+    kind = "kill-stage-and-runner"
+
+    def strike(self) -> None:
+        folder = self._run_dir()
+        _kill(runner_process(folder), "runner")
+        _kill(stage_process(folder), "stage")
+
+
+class KillDaemon(Fault):
+    """SIGKILL to one of the VM's daemons."""
+
+    daemon: ClassVar[str] = ""
+
+    def strike(self) -> None:
+        _kill(daemon_process(self.world, self._vm().name, self.daemon), self.daemon)
+
+
+class KillKernel(Fault):
+    """SIGKILL to the notebook's kernel, cell and all."""
+
+    kind = "kill-kernel"
+
+    def strike(self) -> None:
+        vm = self._vm()
+        for process in self.world.pids_of(vm.name):
+            if "ipykernel_launcher" in processes.command_line(process.pid):
+                _kill(process, "kernel")
+                return
+        raise Missed("no kernel lives")
+
+
+class KillBridge(Fault):
+    """SIGKILL to the bridge on the laptop."""
+
+    kind = "kill-bridge"
+
+    def strike(self) -> None:
+        _kill(self.world.bridge_pid(), "bridge")
+
+
+class KillVm(Fault):
+    """The VM is gone without a word, its disk too."""
+
+    kind = "kill-vm"
+
+    def strike(self) -> None:
+        self.world.kill_vm(self._vm().name)
+
+
+@dataclass
+class _Stop(Fault):
+    """SIGSTOP for a while."""
+
+    stopped: list[Pid] = field(default_factory=list)
+    hold_range_s = (1.0, 7.0)
+
+    def strike(self) -> None:
+        self.stopped = [pid for pid in self._targets() if pid is not None and pid.send(signal.SIGSTOP)]
+        if not self.stopped:
+            raise Missed("nothing to stop")
+
+    def heal(self) -> None:
+        for pid in self.stopped:
+            pid.send(signal.SIGCONT)
+
+    def _targets(self) -> list[Pid | None]:
+        raise NotImplementedError
+
+
+class StopStage(_Stop):
+    kind = "stop-stage"
+
+    def _targets(self) -> list[Pid | None]:
+        return [stage_process(self._run_dir())]
+
+
+class StopDaemons(_Stop):
+    """All daemons of the VM hang, the stage does not."""
+
+    kind = "stop-daemons"
+
+    def _targets(self) -> list[Pid | None]:
+        vm = self._vm().name
+        return [daemon_process(self.world, vm, daemon) for daemon in names.DAEMONS]
+
+
+class StopBridge(_Stop):
+    """A laptop that sleeps."""
+
+    kind = "stop-bridge"
+    hold_range_s = (3.0, 9.0)
+
+    def _targets(self) -> list[Pid | None]:
+        return [self.world.bridge_pid()]
+
+
+@dataclass
+class FreezeVm(Fault):
+    """The whole VM stands still, shorter than it takes to be given up."""
+
+    kind = "freeze-vm"
+    hold_range_s = (1.0, 4.0)
+    vm: str = ""
+
+    def strike(self) -> None:
+        self.vm = self._vm().name
+        self.world.freeze(self.vm)
+
+    def heal(self) -> None:
+        self.world.thaw(self.vm)
+
+
+class TwoVms(FreezeVm):
+    """The VM stands still until another has its run, then wakes and believes that it still owns it."""
+
+    kind = "two-vms"
+    hold_range_s = (14.0, 18.0)
+
+
+class _Tunnel(Fault):
+    mode: ClassVar[Mode] = Mode.OPEN
+    hold_range_s = (1.0, 8.0)
+
+    def strike(self) -> None:
+        self.world.proxy.set_mode(self.mode)
+
+    def heal(self) -> None:
+        self.world.proxy.set_mode(Mode.OPEN)
+
+
+class CutTunnel(_Tunnel):
+    kind = "tunnel-cut"
+    mode = Mode.CUT
+
+
+class SlowTunnel(_Tunnel):
+    kind = "tunnel-slow"
+    mode = Mode.SLOW
+
+
+class FlappingTunnel(_Tunnel):
+    kind = "tunnel-flapping"
+    mode = Mode.FLAP
+
+
+class _Root(Fault):
+    @classmethod
+    def missing(cls) -> str:
+        return "" if mounts.can_mount() else "needs root, to mount a small disk"
+
+
+class FullVmDisk(_Root):
+    kind = "disk-full-vm"
+    hold_range_s = (1.0, 5.0)
+
+    def strike(self) -> None:
+        self.world.vm_disk.fill()
+
+    def heal(self) -> None:
+        self.world.vm_disk.empty()
+
+
+class FullLaptopDisk(_Root):
+    kind = "disk-full-laptop"
+    hold_range_s = (1.0, 5.0)
+
+    def strike(self) -> None:
+        self.world.laptop_disk.fill()
+
+    def heal(self) -> None:
+        self.world.laptop_disk.empty()
+
+
+class FullStore(_Root):
+    """Also in the middle of a slot: a random rest is left."""
+
+    kind = "store-full"
+    hold_range_s = (1.0, 6.0)
+
+    def strike(self) -> None:
+        self.world.store_disk.fill(leave_bytes=self.random.choice((0, 0, 40_000, 120_000)))
+
+    def heal(self) -> None:
+        self.world.store_disk.empty()
+
+
+class DeadMount(Fault):
+    """The mount is gone, and a while later it is back."""
+
+    kind = "mount-dead"
+    hold_range_s = (1.0, 8.0)
+
+    def strike(self) -> None:
+        self.world.store_is_well = False
+        self.world.store.unmount()
+
+    def heal(self) -> None:
+        self.world.store.mount()
+        self.world.store_is_well = True
+
+
+class _Damage(Fault):
+    """A block of the newest checkpoint changes on its disk, and the run is killed: it has to find another one."""
+
+    in_store: ClassVar[bool] = False
+    zero: ClassVar[bool] = False
+
+    def strike(self) -> None:
+        folder = self._run_dir()
+        vm = self._vm()
+        (self._damage_store if self.in_store else self._damage_local)(folder)
+        if self.in_store:
+            self.world.kill_vm(vm.name)
+        else:
+            _kill(runner_process(folder), "runner")
+            _kill(stage_process(folder), "stage")
+
+    def _damage_store(self, folder: Path) -> None:
+        stored = self.world.stored_run(folder.name)
+        newest = store_check.newest_slot(stored)
+        if newest is None or len(store_check.readable_steps(stored)) < 2:
+            raise Missed("the store holds fewer than two checkpoints")
+        slot, commit = newest
+        self.world.damaged.add((folder.name, int(commit["step"])))
+        largest = max(commit["files"], key=lambda entry: int(entry["size"]))
+        self._change(slot / largest["stored"])
+
+    def _damage_local(self, folder: Path) -> None:
+        root = folder / names.CHECKPOINTS
+        found = sorted(entry for entry in root.glob("step-*") if (entry / names.CHECKPOINT_MANIFEST).exists())
+        if len(found) < 2:
+            raise Missed("the VM holds fewer than two checkpoints")
+        largest = max(found[-1].iterdir(), key=lambda path: path.stat().st_size)
+        self._change(largest)
+
+    def _change(self, path: Path) -> None:
+        size = path.stat().st_size
+        at = self.random.randrange(max(1, size - _BLOCK_BYTES))
+        with path.open("r+b") as handle:
+            block = os.pread(handle.fileno(), _BLOCK_BYTES, at)
+            changed = (
+                bytes(len(block)) if self.zero else bytes([block[0] ^ (1 << self.random.randrange(8))]) + block[1:]
+            )
+            if changed == block:  # it was zero already
+                changed = bytes([block[0] ^ 1]) + block[1:]
+            os.pwrite(handle.fileno(), changed, at)
+            os.fsync(handle.fileno())
+
+
+class FlippedLocal(_Damage):
+    kind = "flipped-block-local"
+
+
+class ZeroedLocal(_Damage):
+    kind = "zeroed-block-local"
+    zero = True
+
+
+class FlippedStored(_Damage):
+    kind = "flipped-block-store"
+    in_store = True
+
+
+class ZeroedStored(_Damage):
+    kind = "zeroed-block-store"
+    in_store = True
+    zero = True
+
+
+class _Clock(Fault):
+    machine: ClassVar[str] = ""
+    hold_range_s = (2.0, 8.0)
+
+    @classmethod
+    def missing(cls) -> str:
+        return "" if mounts.compiler() else "needs a C compiler, for a clock that can jump"
+
+    def strike(self) -> None:
+        jump_s = self.random.choice((-7200.0, -90.0, -20.0, 20.0, 90.0, 7200.0))
+        mounts.set_clock(self.world.clock[self.machine], jump_s)
+
+    def heal(self) -> None:
+        mounts.set_clock(self.world.clock[self.machine], 0.0)
+
+
+class VmClock(_Clock):
+    kind = "clock-jump-vm"
+    machine = "vm"
+
+
+class LaptopClock(_Clock):
+    kind = "clock-jump-laptop"
+    machine = "laptop"
+
+
+def _daemon_kinds() -> list[type[Fault]]:
+    """One kind for each daemon that a VM has."""
+    return [
+        type(f"Kill_{daemon}", (KillDaemon,), {"kind": f"kill-{daemon.replace('_', '-')}", "daemon": daemon})
+        for daemon in names.DAEMONS
+    ]
+
+
+_ALL: list[type[Fault]] = [
+    KillStage, KillRunner, KillStageAndRunner, *_daemon_kinds(), KillKernel, KillBridge, KillVm,
+    StopStage, StopDaemons, StopBridge, FreezeVm, TwoVms,
+    CutTunnel, SlowTunnel, FlappingTunnel,
+    FullVmDisk, FullLaptopDisk, FullStore, DeadMount,
+    FlippedLocal, ZeroedLocal, FlippedStored, ZeroedStored,
+    VmClock, LaptopClock,
+]  # fmt: skip
+FAULTS: dict[str, type[Fault]] = {fault.kind: fault for fault in _ALL}
+Make = Callable[[World, Watch, random.Random], Fault]
+# After these the run begins again from a checkpoint, so that a second fault can meet it while it resumes.
+RESUMING = frozenset(
+    kind
+    for kind in FAULTS
+    if kind in ("kill-stage", "kill-stage-and-runner", "kill-vm", "two-vms") or "-block-" in kind
+)

@@ -1,0 +1,82 @@
+"""Whether the laptop's copy of a growing file is exactly what the VMs wrote: no byte missing, none twice.
+
+On the laptop the lives of a file follow one another. Each but the last may be cut (its VM died with bytes that had not
+left it), so the copy has to be a beginning of the first, then a beginning of the second, …, then all of the last. A
+file that several attempts on one VM wrote goes on where the laptop's copy of it stood.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_HEADER = b"--- attempt "
+_RECORD = re.compile(rb"\[([0-9a-f]{8}):(\d{6})\] (\d{6})\n")
+
+
+@dataclass(frozen=True)
+class Life:
+    """One attempt's file as it lay on its VM when that died, or at the end. `file` tells one file from another."""
+
+    file: str
+    data: bytes
+
+
+def explain(copy: bytes, lives: list[Life]) -> int:
+    """How many bytes of `copy` can't be explained or are missing at its end; 0 when it is as it has to be."""
+    best = [0]
+    if _match(copy, lives, 0, 0, {}, best):
+        return 0
+    whole = len(lives[-1].data) if lives else 0
+    return max(1, len(copy) - best[0], whole - best[0])
+
+
+def records(copy: bytes) -> tuple[int, int]:
+    """(missing, doubled) among the numbered records of each process, by their numbers alone."""
+    seen: dict[bytes, list[int]] = {}
+    for match in _RECORD.finditer(copy):
+        seen.setdefault(match[1], []).append(int(match[2]))
+    missing = doubled = 0
+    for numbers in seen.values():
+        doubled += len(numbers) - len(set(numbers))
+        missing += max(numbers) + 1 - len(set(numbers))
+    return missing, doubled
+
+
+def _match(copy: bytes, lives: list[Life], index: int, at: int, used: dict[str, int], best: list[int]) -> bool:
+    """Whether copy[at:] is beginnings of the lives from `index` on, the last one whole."""
+    best[0] = max(best[0], at)
+    if index == len(lives):
+        return at == len(copy)
+    life = lives[index]
+    rest = life.data[used.get(life.file, 0) :]
+    common = _common(copy, at, rest)
+    last = index == len(lives) - 1
+    if last:
+        best[0] = max(best[0], at + common)
+        return common == len(rest) and at + common == len(copy)
+    for length in _cuts(rest, common):
+        if _match(copy, lives, index + 1, at + length, {**used, life.file: used.get(life.file, 0) + length}, best):
+            return True
+    return False
+
+
+def _common(copy: bytes, at: int, rest: bytes) -> int:
+    """The length of the common beginning of copy[at:] and `rest`."""
+    low, high = 0, min(len(copy) - at, len(rest))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if copy[at : at + middle] == rest[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _cuts(rest: bytes, common: int) -> list[int]:
+    """Where this life may have been cut, the likeliest first: where it differs, or before any header in it."""
+    cuts = {common, 0}
+    # A header that begins both lives makes the common part too long: it may have been cut at any byte before that.
+    cuts |= {match.start() for match in re.finditer(re.escape(_HEADER), rest[:common])}
+    cuts |= {common - back for back in range(1, min(common, len(_HEADER) + 8) + 1)}
+    return sorted(cuts, reverse=True)

@@ -1,0 +1,288 @@
+"""One round's machines: a laptop folder with its bridge, local notebook VMs, a store, and the tunnel between them.
+
+<round>/laptop/        the project folder (a small disk of its own where we may mount one)
+<round>/vm-disk/       the disk of the VMs
+<round>/cloud/         what the store really holds
+<round>/mount/         the store as the VM sees it: mounted from the cloud
+<round>/truth/         what was executed, and what VMs that died had written
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names, pairing, processes
+from chaos import mounts, workload
+from chaos.log_check import Life
+from chaos.proxy import Proxy
+from compute_backends.local_notebook import CONTENT, VM_HOME, LocalNotebook, LocalVm
+from run_control import notebook, views
+from run_control.project import Project
+
+TAG = "CHAOS_ROUND"  # in the environment of every process of a round
+_COMMAND_S = 120.0
+_ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
+_LAPTOP_DISK_MB = 160
+_VM_DISK_MB = 200
+_STORE_MB = 120
+
+
+class CommandRefused(Exception):
+    """A public command answered with an error."""
+
+
+@dataclass(frozen=True)
+class Pid:
+    """A very process: pids get reused."""
+
+    pid: int
+    start: int
+
+    @property
+    def alive(self) -> bool:
+        return processes.is_alive(self.pid, self.start)
+
+    def send(self, sig: signal.Signals) -> bool:
+        return processes.send(self.pid, sig, started_ticks=self.start)
+
+
+@dataclass(frozen=True)
+class VmLife:
+    """One attempt of a run on one VM: its growing files as they lay there last."""
+
+    vm: str
+    attempt: int
+    files: dict[str, bytes]
+
+
+@dataclass
+class World:
+    """Everything a fault can get at, and everything the verdict is made from."""
+
+    folder: Path
+    tag: str
+    code: Path  # the copy of the packages that is under attack
+    pool: Path  # a made clips pool, shared by all VMs
+    clock: dict[str, Path] = field(default_factory=dict)  # laptop, vm -> the file that says how wrong its clock is
+    lives: dict[str, list[VmLife]] = field(default_factory=dict)  # by run
+    frozen: set[str] = field(default_factory=set)  # VMs by name
+    wiped: set[str] = field(default_factory=set)
+    store_is_well: bool = True
+    damaged: set[tuple[str, int]] = field(default_factory=set)  # (run, step) whose stored bytes the campaign changed
+
+    def __post_init__(self) -> None:
+        self.project = Project(self.folder / "laptop")
+        self.truth = self.folder / "truth"
+        self.cloud = self.folder / "cloud"
+        self.bridge_port = _free_port()
+        self.proxy = Proxy(self.bridge_port)
+        self._disks: list[mounts.Disk] = []
+
+    # --- up and down ------------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Folders, disks, project and tunnel. The bridge is started by `up`."""
+        for folder in (self.project.root, self.truth, self.cloud):
+            folder.mkdir(parents=True)
+        self.laptop_disk = self._disk(self.project.root, _LAPTOP_DISK_MB)
+        workload.write_project(self.project.root)
+        (self.project.root / names.QUEUE_FILE).touch()
+        self.project.make_private()
+        self.project.vms.mkdir()
+        self.vm_disk = self._disk(self.project.vms, _VM_DISK_MB)
+        self.store_disk = self._disk(self.cloud, _STORE_MB)
+        self.store = mounts.Store(self.cloud, self.folder / "mount")
+        self.store.mount()
+        self.project.drive.symlink_to(self.store.path)
+        for name in ("laptop", "vm"):
+            self.clock[name] = self.folder / f"clock-{name}"
+            mounts.set_clock(self.clock[name], 0.0)
+        self.proxy.start()
+
+    def up(self) -> None:
+        """`bridgehead up`, and a notebook whose pairing code leads through our tunnel. Raises CommandRefused."""
+        self.command("up", "--tunnel", "none", "--port", str(self.bridge_port))
+        self._write_notebook()
+
+    def down(self) -> None:
+        with contextlib.suppress(CommandRefused, subprocess.TimeoutExpired):
+            self.command("down")
+
+    def clean_up(self) -> list[str]:
+        """End whatever is left and take the disks away. Returns the command lines of what was left running."""
+        left = self.tagged()
+        shown = [processes.command_line(pid) for pid in left]
+        for pid in left:
+            processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
+        self.proxy.stop()
+        self.store.unmount()
+        for disk in reversed(self._disks):
+            disk.unmount()
+        return shown
+
+    def command(self, *words: str, machine: str = "laptop") -> dict[str, Any]:
+        """A public command's data. Raises CommandRefused."""
+        argv = [sys.executable, "-m", "run_control.cli", "--project", str(self.project.root), *words, "--json"]
+        process = subprocess.run(
+            argv,
+            env=self.environment(machine),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            start_new_session=True,  # Ctrl-C is for the campaign, which then ends everything in order
+        )
+        lines = process.stdout.strip().splitlines()
+        answer = json.loads(lines[-1]) if lines else {}
+        if process.returncode != 0 or not answer.get("ok"):
+            why = answer.get("error", {}).get("message") or process.stderr[-300:]
+            raise CommandRefused(f"bridgehead {' '.join(words)}: exit {process.returncode}: {why}")
+        data: dict[str, Any] = answer["data"]
+        return data
+
+    def environment(self, machine: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "PYTHONPATH": str(self.code),
+            "PYTHONSAFEPATH": "1",
+            "OMP_NUM_THREADS": "1",
+            TAG: self.tag,
+            workload.TRUTH_ENV: str(self.truth),
+            **mounts.clock_environment(self.code.parent / mounts.CLOCK_LIBRARY, self.clock[machine]),
+        }
+
+    # --- VMs --------------------------------------------------------------------------------------
+
+    @property
+    def backend(self) -> LocalNotebook:
+        return LocalNotebook(self.project.vms, self.project.drive)
+
+    def vms(self) -> list[LocalVm]:
+        """All that were started, dead ones too."""
+        return self.backend.list()
+
+    def living(self) -> list[LocalVm]:
+        return [vm for vm in self.vms() if vm.alive and vm.name not in self.wiped]
+
+    def start_vm(self, *, tell_the_ledger: bool) -> None:
+        """A new VM. With `tell_the_ledger` as `up --runtime local` does it, which clears dead ones away first."""
+        if tell_the_ledger:
+            words = ("up", "--runtime", "local")
+            name = str(self.command(*words, machine="vm")["vm"])
+        else:
+            name = str(self.command("vm", "start", machine="vm")["vm"]["name"])
+        self.share_pool(name)
+
+    def share_pool(self, name: str) -> None:
+        data = self.home(name) / "data"
+        with contextlib.suppress(OSError):
+            if self.home(name).is_dir() and not data.exists():
+                data.symlink_to(self.pool)
+
+    def home(self, name: str) -> Path:
+        return self.project.vms / name / CONTENT / VM_HOME
+
+    def pids_of(self, name: str) -> list[Pid]:
+        return [Pid(pid, processes.start_ticks(pid)) for pid in processes.tagged(names.ENV_LOCAL_VM, name)]
+
+    def freeze(self, name: str) -> None:
+        for _ in range(2):  # one may have been forking
+            for process in self.pids_of(name):
+                process.send(signal.SIGSTOP)
+        self.frozen.add(name)
+
+    def thaw(self, name: str) -> None:
+        for process in self.pids_of(name):
+            process.send(signal.SIGCONT)
+        self.frozen.discard(name)
+
+    def kill_vm(self, name: str) -> None:
+        """The provider takes it, disk and all. What it had written is noted first, for the verdict on the logs."""
+        self.freeze(name)
+        self.note_lives(name)
+        self.wiped.add(name)
+        self.backend.kill(LocalVm(name))
+        self.frozen.discard(name)
+
+    def note_lives(self, name: str) -> None:
+        """Remember the growing files of a VM's runs as they are now: its last words."""
+        for run_dir in sorted(self.home(name).glob(f"{names.VM_RUNS}/*")):
+            data = {item: _bytes(run_dir / item) for item in names.GROWING_FILES}
+            known = [life for life in self.lives.get(run_dir.name, []) if life.vm != name]
+            attempts = {int(found) for found in _ATTEMPT.findall(data[names.LOG])}
+            self.lives[run_dir.name] = known + [VmLife(name, attempt, data) for attempt in sorted(attempts)]
+
+    def lives_of(self, run_id: str, item: str) -> list[Life]:
+        """The lives of a growing file in the order of their attempts."""
+        ordered = sorted(self.lives.get(run_id, []), key=lambda life: life.attempt)
+        return [Life(life.vm, life.files[item]) for life in ordered if life.files[item]]
+
+    # --- what can be seen ----------------------------------------------------------------------------
+
+    def runs(self) -> list[views.RunView]:
+        return views.runs(self.project)
+
+    def stored_run(self, run_id: str) -> Path:
+        return self.store.real_root / "chaos" / names.STORE_RUNS / run_id
+
+    def bridge_pid(self) -> Pid | None:
+        record = files.read_json(self.project.bridge_record)
+        if not isinstance(record, dict) or not record.get("pid"):
+            return None
+        return Pid(int(record["pid"]), int(record["start"]))
+
+    def tagged(self) -> list[int]:
+        """Every process of this round but what belongs to the campaign itself."""
+        return processes.tagged(TAG, self.tag, but_not=self.store.own_pids())
+
+    # --- inside ----------------------------------------------------------------------------------------
+
+    def _write_notebook(self) -> None:
+        code = self.command("notebook", "--show-code")["code"]
+        told = pairing.decode(code)
+        ours = pairing.Pairing(f"http://127.0.0.1:{self.proxy.port}", told.key_id, told.key, told.boot_sha256)
+        notebook.write(self.project.notebook, ours)
+
+    def _disk(self, path: Path, size_mb: int) -> mounts.Disk:
+        disk = mounts.Disk(path, size_mb)
+        disk.mount()
+        self._disks.append(disk)
+        return disk
+
+
+def wait_gone(pids: list[Pid], timeout_s: float) -> list[Pid]:
+    """Those that still live after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (left := [pid for pid in pids if pid.alive]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _free_port() -> int:
+    with contextlib.closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
