@@ -23,6 +23,7 @@ from run_control.cli_support import (
 )
 
 if TYPE_CHECKING:
+    from bridgehead.records import StageSpec
     from run_control.project import Project
     from run_control.queueing import Queued
     from run_control.views import RunView
@@ -87,6 +88,12 @@ def run(
     context: typer.Context,
     stage: Annotated[str, typer.Argument(metavar="STAGE")],
     words: Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Override its config.")] = None,
+    resume: Annotated[
+        str, typer.Option("--resume", metavar="RUN", help="Begin at the newest checkpoint of that run.")
+    ] = "",
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Its checkpoint may be of other code.")] = False,
+    allow_config: Annotated[bool, typer.Option("--allow-config", help="… of another config.")] = False,
+    allow_pool: Annotated[bool, typer.Option("--allow-pool", help="… of another pool of data.")] = False,
     vm: VmOption = "",
     wait: WaitFlag = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved stage; queue nothing.")] = False,
@@ -94,17 +101,18 @@ def run(
     project: ProjectFlag = None,
 ) -> int:
     """Add run:STAGE to queue.txt."""
-    from bridgehead.queue_lines import nearest, parse_overrides
+    from bridgehead.queue_lines import nearest
     from run_control import project_file, queue_writer
 
     found = project_of(context, project)
     stages = project_file.load(found.root).stages
     if stage not in stages:
         raise UsageError(f"no stage {stage!r} in {names.PROJECT_FILE}", hint=nearest(stage, stages))
-    line = queue_writer.run_line(stage, words or [], vm)
+    allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
+    given = [*_resume_words(resume, [word for word, allow in allowed.items() if allow]), *(words or [])]
+    line = queue_writer.run_line(stage, given, vm)
     if dry_run:
-        spec = stages[stage].to_json()
-        spec["config"] = {**spec["config"], **parse_overrides(words or [])}
+        spec = _resolved(stages[stage], given)
         return emit({"line": line, "spec": spec}, as_json=json, show=lambda: _show_spec(line, spec))
     return _submit(found, line, wait=wait, as_json=json)
 
@@ -273,6 +281,26 @@ def _stream_line(sequence: int, line: str, *, as_json: bool) -> int:
     else:
         say(line)
     return sequence + 1
+
+
+def _resume_words(resume: str, allowed: list[names.Allow]) -> list[str]:
+    """The words of a queue line that say where to begin and what may differ from how that was made."""
+    from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY
+
+    words = [f"{RESUME_KEY}={resume}"] if resume else []
+    return [*words, f"{ALLOW_KEY}={','.join(allowed)}"] if allowed else words
+
+
+def _resolved(stage: StageSpec, words: list[str]) -> dict[str, Any]:
+    """The stage as the ledger would have it; a RUN to begin at stays as it was typed."""
+    from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, parse_overrides
+
+    spec, overrides = stage.to_json(), parse_overrides(words)
+    spec["resume_from"] = str(overrides.pop(RESUME_KEY, stage.resume_from))
+    if ALLOW_KEY in overrides:
+        spec["allow"] = str(overrides.pop(ALLOW_KEY)).split(",")
+    spec["config"] = {**spec["config"], **overrides}
+    return spec
 
 
 def _show_queued(project: Project, queued: Queued) -> None:

@@ -54,6 +54,15 @@ def test_a_dry_run_shows_the_resolved_stage_and_queues_nothing(bridgehead: Call,
     assert fresh.queue.read_text() == before
 
 
+def test_where_to_begin_and_what_may_differ_go_onto_the_queue_line(bridgehead: Call, fresh: Project) -> None:
+    words = ("pretrain", "--resume", "pretrain-0001-abcdef", "--allow-code", "--allow-config", "epochs=3")
+    line = "run:pretrain resume=pretrain-0001-abcdef allow=code,config epochs=3"
+    shown = bridgehead("run", *words, "--dry-run", "--json", project=fresh).data
+    assert shown["line"] == line and shown["spec"]["resume_from"] == "pretrain-0001-abcdef"
+    assert shown["spec"]["allow"] == ["code", "config"] and not {"resume", "allow"} & set(shown["spec"]["config"])
+    assert bridgehead("run", *words, "--json", project=fresh).data["line"] == line
+
+
 def test_the_project_is_named_before_or_after_the_command(fresh: Project, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (("-C", str(fresh.root), "status"), ("status", "-C", str(fresh.root))):
         assert cli.main([*words, "--json"]) == 0
