@@ -1,0 +1,35 @@
+"""A campaign can be repeated: what strikes when is a function of seed and round alone."""
+
+from __future__ import annotations
+
+from chaos import plan
+from chaos.faults import FAULTS, RESUMING
+from chaos.plan import When
+
+KINDS = list(FAULTS)
+
+
+def test_the_same_seed_and_round_give_the_same_plan_and_another_seed_another_one() -> None:
+    def whole(seed: int) -> list[plan.Plan]:
+        return [plan.plan(seed, number, KINDS, RESUMING) for number in range(60)]
+
+    assert whole(3) == whole(3)
+    assert whole(3) != whole(4)
+
+
+def test_every_kind_comes_in_as_many_rounds_as_there_are_kinds() -> None:
+    for seed in range(5):
+        first = {plan.plan(seed, number, KINDS, RESUMING).strikes[0].kind for number in range(len(KINDS))}
+        assert first == set(KINDS)
+
+
+def test_faults_strike_at_all_the_moments_that_the_issue_names() -> None:
+    strikes = [strike for number in range(200) for strike in plan.plan(0, number, KINDS, RESUMING).strikes]
+    assert {strike.when for strike in strikes} == set(When)
+
+
+def test_a_second_fault_during_a_resume_follows_one_that_makes_the_run_resume() -> None:
+    for number in range(200):
+        strikes = plan.plan(1, number, KINDS, RESUMING).strikes
+        if strikes[-1].when is When.RESUME:
+            assert strikes[0].kind in RESUMING
