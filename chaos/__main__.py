@@ -57,8 +57,8 @@ def _parser() -> argparse.ArgumentParser:
 def _inside(words: list[str], code: Path) -> int:
     """The campaign as a process that imports the copy. Ctrl-C reaches it too: it cleans up, we wait."""
     process = subprocess.Popen([sys.executable, "-m", "chaos", *words], env=snapshot.environment(code), cwd=code)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGINT))
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, lambda *_: process.send_signal(signal.SIGTERM))
     return process.wait()
 
 

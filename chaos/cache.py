@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -29,11 +28,11 @@ def reference_for(code: Path) -> tuple[Reference, Path]:
         told = files.read_json(folder / "reference.json")
         if not isinstance(told, dict):
             shutil.rmtree(folder, ignore_errors=True)
-            told = dataclasses.asdict(reference.compute(code, root / "data", folder))
+            told = reference.compute(code, root / "data", folder).to_json()
             files.write_json(folder / "reference.json", told)
         os.utime(folder)
         _forget_old(root)
-    return Reference(told["pretrain"], told["dice"]), root / "data"
+    return Reference.from_json(told), root / "data"
 
 
 def _root() -> Path:

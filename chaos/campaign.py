@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
+import signal
 import statistics
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from chaos import cache, game, mounts, reference
+from bridgehead.errors import INTERRUPTED_EXIT_CODE
+from chaos import cache, game, mounts
 from chaos import plan as plans
 from chaos.faults import FAULTS, RESUMING
 from chaos.game import Outcome
@@ -31,13 +36,16 @@ def run(args: argparse.Namespace) -> int:
     told, pool = cache.reference_for(folder / "code")
     where = folder / "rounds"
     where.mkdir()
+    stop = threading.Event()
+    for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sig, lambda *_: stop.set())  # rounds under way clean up behind themselves
     outcomes: list[Outcome] = []
-    try:
-        for outcome in _play(todo, folder / "code", pool, told, where, max(1, args.jobs)):
-            outcomes.append(outcome)
-            print(json.dumps(outcome.to_json()), flush=True)
-    except KeyboardInterrupt:
-        return 130
+    play = functools.partial(game.play, code=folder / "code", pool=pool, reference=told, where=where, stop=stop)
+    for outcome in _play(todo, play, stop, max(1, args.jobs)):
+        outcomes.append(outcome)
+        print(json.dumps(outcome.to_json()), flush=True)
+    if stop.is_set():
+        return INTERRUPTED_EXIT_CODE
     for line in _by_kind(outcomes):
         print(line, file=sys.stderr)
     summary = summarise(outcomes)
@@ -63,21 +71,18 @@ def summarise(outcomes: list[Outcome]) -> dict[str, Any]:
     }
 
 
-def _play(todo: list[plans.Plan], code: Path, pool: Path, told: reference.Reference, where: Path, jobs: int) -> Any:
-    """Outcomes as they come. An interrupt lets nobody start; rounds under way clean up behind themselves."""
-    if jobs == 1:
-        for item in todo:
-            yield game.play(item, code, pool, told, where=where)
-        return
+def _play(
+    todo: list[plans.Plan], play: Callable[[plans.Plan], Outcome], stop: threading.Event, jobs: int
+) -> Iterator[Outcome]:
+    """Outcomes as they come. Once `stop` is set no round begins, and those under way are not told of."""
+    left = list(todo)
+    waiting: set[Future[Outcome]] = set()
     with ThreadPoolExecutor(jobs) as workers:
-        waiting: set[Future[Outcome]] = set()
-        left = list(todo)
-        while left or waiting:
-            while left and len(waiting) < jobs:
-                waiting.add(workers.submit(game.play, left.pop(0), code, pool, told, where=where))
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield future.result()
+        while (left and not stop.is_set()) or waiting:
+            while left and len(waiting) < jobs and not stop.is_set():
+                waiting.add(workers.submit(play, left.pop(0)))
+            done, waiting = wait(waiting, timeout=0.5, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done if not stop.is_set())
 
 
 def _kinds(asked: list[str] | None) -> list[str]:

@@ -93,15 +93,15 @@ class Outcome:
         return {**told, **({"folder": self.folder} if self.folder else {})}
 
 
-def play(plan: Plan, code: Path, pool: Path, reference: Reference, *, where: Path) -> Outcome:
-    """Raises KeyboardInterrupt alone; whatever else happens is the round's verdict. Nothing is left running."""
+def play(plan: Plan, *, code: Path, pool: Path, reference: Reference, where: Path, stop: threading.Event) -> Outcome:
+    """Whatever happens is the round's verdict, and nothing is left running. `stop` ends it early."""
     folder = Path(tempfile.mkdtemp(prefix=f"round-{plan.number}-", dir=where))
     place = World(folder, folder.name, code, pool)
-    game = _Round(plan, place, reference)
+    game = _Round(plan, place, reference, stop)
     began = time.monotonic()
     try:
         with contextlib.ExitStack() as cleaning:
-            cleaning.callback(_clean_up, place, game.verdict)
+            cleaning.push(lambda kind, *_: _clean_up(place, game.verdict, broke=kind is not None))
             place.build()
             game.run()
     except (OSError, world.CommandRefused, subprocess.SubprocessError) as error:
@@ -117,21 +117,22 @@ def play(plan: Plan, code: Path, pool: Path, reference: Reference, *, where: Pat
         time.monotonic() - began,
         game.verdict,
     )
-    if outcome.verdict.ok:
+    if outcome.verdict.ok or stop.is_set():
         world.remove(folder)
     else:
         outcome.folder = str(folder)
     return outcome
 
 
-def _clean_up(place: World, verdict: Verdict) -> None:
-    left = place.clean_up()
+def _clean_up(place: World, verdict: Verdict, *, broke: bool) -> None:
+    left = place.clean_up(keep=broke or not verdict.ok)
     if left and verdict.ok:
         verdict.judge_left("left after `down`", dict(enumerate(left)))
 
 
 class _Round:
-    def __init__(self, plan: Plan, place: World, reference: Reference) -> None:
+    def __init__(self, plan: Plan, place: World, reference: Reference, stop: threading.Event) -> None:
+        self._stop = stop
         self.plan = plan
         self.world = place
         self.verdict = Verdict()
@@ -156,6 +157,9 @@ class _Round:
         deadline = time.monotonic() + ROUND_S
         try:
             while not self._done():
+                if self._stop.is_set():
+                    self.verdict.fail("interrupted")
+                    return
                 if time.monotonic() > deadline:
                     self._heal_all()
                     self.verdict.fail(f"not over after {ROUND_S:.0f} s: {self._states()}")

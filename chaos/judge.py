@@ -51,6 +51,8 @@ def after(world: World, verdict: Verdict, reference: Reference, shells: list[wor
         if view.state == RunState.DONE:
             _judge_run(world, verdict, view, reference)
     ConfirmedWatch(world, verdict).look(views)
+    if not verdict.ok:
+        world.keep_vms()
     world.down()
     verdict.judge_inbox(half_files(world.project.inbox, _expected(world, views)))
 

@@ -2,7 +2,8 @@
 
 On the laptop the lives of a file follow one another. Each but the last may be cut (its VM died with bytes that had not
 left it), so the copy has to be a beginning of the first, then a beginning of the second, …, then all of the last. A
-file that several attempts on one VM wrote goes on where the laptop's copy of it stood.
+file that several attempts on one VM wrote goes on where the laptop's copy of it stood, and a file on a new VM may begin
+with what the store had of the former VM's: the laptop has to have that much of the former one, and has it once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 _HEADER = b"--- attempt "
+_INHERITED_MIN = 24  # a common beginning that is shorter may be chance: each begins with such a header
 _RECORD = re.compile(rb"\[([0-9a-f]{8}):(\d{6})\] (\d{6})\n")
 
 
@@ -44,21 +46,36 @@ def records(copy: bytes) -> tuple[int, int]:
 
 
 def _match(copy: bytes, lives: list[Life], index: int, at: int, used: dict[str, int], best: list[int]) -> bool:
-    """Whether copy[at:] is beginnings of the lives from `index` on, the last one whole."""
+    """Whether copy[at:] is beginnings of the lives from `index` on, the last one whole. `used`: bytes of each file."""
     best[0] = max(best[0], at)
     if index == len(lives):
         return at == len(copy)
     life = lives[index]
-    rest = life.data[used.get(life.file, 0) :]
-    common = _common(copy, at, rest)
-    last = index == len(lives) - 1
-    if last:
-        best[0] = max(best[0], at + common)
-        return common == len(rest) and at + common == len(copy)
-    for length in _cuts(rest, common):
-        if _match(copy, lives, index + 1, at + length, {**used, life.file: used.get(life.file, 0) + length}, best):
-            return True
+    for start in _starts(lives, index, used):
+        rest = life.data[start:]
+        common = _common(copy, at, rest)
+        if index == len(lives) - 1:
+            best[0] = max(best[0], at + common)
+            if common == len(rest) and at + common == len(copy):
+                return True
+            continue
+        for length in _cuts(rest, common):
+            if _match(copy, lives, index + 1, at + length, {**used, life.file: start + length}, best):
+                return True
     return False
+
+
+def _starts(lives: list[Life], index: int, used: dict[str, int]) -> list[int]:
+    """Where in its file a life may begin: where the copy of it stood, or behind what it has of the former file."""
+    life = lives[index]
+    if life.file in used:
+        return [used[life.file]]
+    former = lives[index - 1] if index else None
+    inherited = _common(former.data, 0, life.data) if former is not None else 0
+    if former is None or inherited < _INHERITED_MIN:
+        return [0]
+    whole_lines = life.data.rfind(b"\n", 0, inherited) + 1
+    return [start for start in {inherited, whole_lines} if used.get(former.file, 0) >= start]
 
 
 def _common(copy: bytes, at: int, rest: bytes) -> int:

@@ -32,6 +32,13 @@ class Reference:
     pretrain: dict[str, str]
     dice: dict[str, str]
 
+    def to_json(self) -> dict[str, dict[str, str]]:
+        return {names.PRETRAIN: self.pretrain, workload.DICE: self.dice}
+
+    @classmethod
+    def from_json(cls, told: dict[str, dict[str, str]]) -> Reference:
+        return cls(told[names.PRETRAIN], told[workload.DICE])
+
 
 def compute(code: Path, pool: Path, folder: Path) -> Reference:
     """Run both stages once with the packages in `code`, making the pool on the way. Raises RuntimeError."""

@@ -120,13 +120,18 @@ class World:
         with contextlib.suppress(CommandRefused, subprocess.TimeoutExpired):
             self.command("down")
 
-    def clean_up(self) -> list[str]:
-        """End whatever is left and take the disks away. Returns the command lines of what was left running."""
+    def clean_up(self, *, keep: bool) -> list[str]:
+        """End whatever is left and take the disks away. Returns the command lines of what was left running.
+
+        With `keep` what lay on the disks is copied to <round>/evidence first.
+        """
         left = self.tagged()
         shown = [processes.command_line(pid) for pid in left]
         for pid in left:
             processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
         self.proxy.stop()
+        if keep:
+            self._keep_evidence()
         self.store.unmount()
         for disk in reversed(self._disks):
             disk.unmount()
@@ -213,6 +218,7 @@ class World:
         """The provider takes it, disk and all. What it had written is noted first, for the verdict on the logs."""
         self.freeze(name)
         self.note_lives(name)
+        _copy(self.home(name) / names.VM_STATE, self.folder / "evidence" / "vms" / name / names.VM_STATE)
         self.wiped.add(name)
         self.backend.kill(LocalVm(name))
         self.frozen.discard(name)
@@ -248,7 +254,16 @@ class World:
         """Every process of this round but what belongs to the campaign itself."""
         return processes.tagged(TAG, self.tag, but_not=self.store.own_pids())
 
+    def keep_vms(self) -> None:
+        """Copy what is still on the VMs: `down` wipes their disks."""
+        for vm in self.vms():
+            _copy(self.project.vms / vm.name, self.folder / "evidence" / "vms" / vm.name)
+
     # --- inside ----------------------------------------------------------------------------------------
+
+    def _keep_evidence(self) -> None:
+        _copy(self.project.root, self.folder / "evidence" / "laptop")
+        _copy(self.cloud, self.folder / "evidence" / "cloud")
 
     def _write_notebook(self) -> None:
         code = self.command("notebook", "--show-code")["code"]
@@ -273,6 +288,13 @@ def wait_gone(pids: list[Pid], timeout_s: float) -> list[Pid]:
 
 def remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """As much of it as can be read."""
+    leave = shutil.ignore_patterns(mounts.BALLAST, "vms", "drive", "data", "ship", "api")
+    with contextlib.suppress(OSError, shutil.Error):
+        shutil.copytree(source, target, symlinks=True, ignore=leave, dirs_exist_ok=True)
 
 
 def _bytes(path: Path) -> bytes:

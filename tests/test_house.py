@@ -15,6 +15,7 @@ from bridgehead import errors, names
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
     "bridgehead", "bridge", "vm_daemons", "stages", "export", "compute_backends", "run_control", "control_panel",
+    "chaos",
 )  # fmt: skip
 FIRST_PARTY = {
     "bridgehead": set(),
@@ -25,6 +26,7 @@ FIRST_PARTY = {
     "compute_backends": {"bridgehead"},
     "run_control": {"bridgehead", "bridge", "compute_backends"},
     "control_panel": {"bridgehead", "run_control"},
+    "chaos": {"bridgehead", "bridge", "compute_backends", "run_control"},
 }
 THIRD_PARTY = {
     "bridgehead": set(),
@@ -35,6 +37,7 @@ THIRD_PARTY = {
     "compute_backends": {"jupyter_client"},
     "run_control": {"pydantic", "typer", "rich"},
     "control_panel": {"ipywidgets", "anywidget"},
+    "chaos": set(),
 }
 # One file may import what its package may not.
 ALSO = {

@@ -43,6 +43,15 @@ def test_an_attempt_that_came_back_to_its_first_vm_goes_on_in_the_same_file() ->
     assert log_check.explain(copy, [Life("a", both), Life("b", SECOND), Life("a", both)]) == 0
 
 
+def test_a_new_vm_may_begin_its_file_with_what_the_store_had_of_the_former_one() -> None:
+    inherited = 22 + 10 * RECORD
+    lives = [Life("a", FIRST), Life("b", FIRST[:inherited] + SECOND)]
+    assert log_check.explain(FIRST[: inherited + 60] + SECOND, lives) == 0
+    assert log_check.explain(FIRST[:inherited] + SECOND, lives) == 0
+    assert log_check.explain(FIRST[: inherited - 30] + SECOND, lives) > 0  # the store has it, so the laptop has to
+    assert log_check.explain(FIRST + FIRST[:inherited] + SECOND, lives) > 0  # twice
+
+
 @pytest.mark.parametrize(
     ("name", "copy"),
     [
