@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,99 @@ def test_retention_keeps_two_at_least_and_touches_no_foreign_name(tmp_path: Path
         "step-00000020",
         "step-00000030",
     ]
+
+
+@pytest.mark.parametrize("step", [10**12, 10**40, -1, 1.5, "7", None])
+def test_a_step_that_no_folder_name_holds_is_refused_before_anything_is_written(tmp_path: Path, step: Any) -> None:
+    with staging(tmp_path) as folder:
+        (folder / "f").write_bytes(b"x")
+        with pytest.raises(UsageError, match="step"):
+            commit(folder, tmp_path, step, {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_largest_step_is_found_again(tmp_path: Path) -> None:
+    _save(tmp_path, checkpoints.STEP_MAX)
+    found, _ = newest(tmp_path)
+    assert found is not None and found.step == checkpoints.STEP_MAX
+
+
+FORGED: dict[str, tuple[dict[str, Any], str]] = {
+    "newer version": ({"v": 2}, "version 2, newer than this Bridgehead"),
+    "odd version": ({"v": "one"}, "version 'one'"),
+    "no files": ({"files": []}, "names no file"),
+    "files no list": ({"files": {"a": 1}}, "names no file"),
+    "entry no object": ({"files": ["state.bin"]}, "without path, size or hash"),
+    "negative size": ({"files": [{"path": "state.bin", "size": -1, "sha256": "0" * 64}]}, "without path"),
+    "no hash": ({"files": [{"path": "state.bin", "size": 1}]}, "without path"),
+    "absolute path": ({"files": [{"path": "/etc/passwd", "size": 1, "sha256": "0" * 64}]}, "outside its folder"),
+    "no step": ({"step": None}, "lacks a step"),
+    "another step": ({"step": 11}, "manifest of step 11"),
+    "step is a truth": ({"step": True}, "lacks a step"),
+    "no meta": ({"meta": "epoch 1"}, "what describes it"),
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_manifest_that_we_would_not_write_is_refused_in_words(tmp_path: Path, what: str) -> None:
+    changes, said = FORGED[what]
+    folder = _save(tmp_path, 10).folder
+    record = {**json.loads((folder / names.CHECKPOINT_MANIFEST).read_text()), **changes}
+    record["sha256"] = checkpoints.manifest_digest(record)
+    files.write_json(folder / names.CHECKPOINT_MANIFEST, record)
+    with pytest.raises(VerificationError, match=said):
+        verify(folder)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"[]", b"", b"\xff\xfe", b"x" * (checkpoints.MANIFEST_MAX_BYTES + 1)])
+def test_a_manifest_that_is_no_manifest_is_refused_in_words(tmp_path: Path, data: bytes) -> None:
+    folder = _save(tmp_path, 10).folder
+    (folder / names.CHECKPOINT_MANIFEST).write_bytes(data)
+    with pytest.raises(VerificationError, match="cut or not JSON|over .* bytes"):
+        verify(folder)
+
+
+def test_a_link_in_place_of_a_file_is_refused(tmp_path: Path) -> None:
+    """It would verify today and read something else tomorrow."""
+    good = _save(tmp_path / "c", 10)
+    outside = tmp_path / "outside"
+    (good.folder / "state.bin").rename(outside)
+    (good.folder / "state.bin").symlink_to(outside)
+    with pytest.raises(VerificationError, match="link"):
+        verify(good.folder)
+
+
+def test_a_replaced_checkpoint_is_the_new_one_and_leaves_nothing_beside(tmp_path: Path) -> None:
+    _save(tmp_path, 10, b"old")
+    _save(tmp_path, 10, b"new")
+    found, _ = newest(tmp_path)
+    assert found is not None and found.path("state.bin").read_bytes() == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000010"]
+
+
+def test_a_replacement_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(tmp_path, 10, b"old")
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if target.name == "step-00000010" and (source / names.CHECKPOINT_MANIFEST).exists() and not failed:
+            failed.append(target)
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    failed: list[Path] = []
+    monkeypatch.setattr(checkpoints.os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        _save(tmp_path, 10, b"new")
+    found, _ = newest(tmp_path)
+    assert failed and found is not None and found.path("state.bin").read_bytes() == b"old"
+
+
+def test_only_a_few_of_the_passed_over_ones_are_kept(tmp_path: Path) -> None:
+    for step in range(10, 60, 10):
+        _damage(_save(tmp_path, step).folder, "flip")
+    _, passed = newest(tmp_path)
+    assert len(passed) == 5
+    _save(tmp_path, 60)
+    assert retain(tmp_path, 3) == []
+    assert [path.name for path in checkpoints.quarantined(tmp_path)] == ["bad-step-00000040", "bad-step-00000050"]
