@@ -1,4 +1,7 @@
-"""`python -m bridgehead checkpoint --step N FILE…`: commit a checkpoint from a stage in any language."""
+"""`python -m bridgehead checkpoint --step N FILE…`: commit a checkpoint from a stage in any language.
+
+`python -m bridgehead latest` prints the folder of the one to go on from.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,15 @@ import sys
 from pathlib import Path
 
 from bridgehead import checkpoints, names
-from bridgehead.errors import BridgeheadError, UsageError, VerificationError
+from bridgehead.errors import BridgeheadError, UsageError
 from bridgehead.run import current_run
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Exit 0 and print the folder when it is committed; else one line on stderr and the error's code."""
+    """Exit 0 and print the folder; else one line on stderr and the error's code.
+
+    `latest` ends with names.CHECKPOINT_EXIT_CODE where none verifies, or where what the newest was made with differs.
+    """
     parser = argparse.ArgumentParser(prog="python -m bridgehead")
     commands = parser.add_subparsers(dest="command", required=True)
     save = commands.add_parser("checkpoint", help="copy files into a new checkpoint and commit it")
@@ -29,8 +35,9 @@ def main(argv: list[str] | None = None) -> int:
             found, passed = checkpoints.newest(run.folder / names.CHECKPOINTS)
             for bad in passed:
                 print(f"passed over checkpoint {bad.step}: {bad.why}", file=sys.stderr)
+            run.refuse(found, passed)
             print(found.folder if found else "")
-            return 0 if found or not passed else VerificationError.exit_code
+            return 0
         double = {path.name for path in args.files if sum(other.name == path.name for other in args.files) > 1}
         if double:
             raise UsageError(f"two files are called {sorted(double)[0]!r}; in a checkpoint they would be one")
@@ -38,7 +45,8 @@ def main(argv: list[str] | None = None) -> int:
             for path in args.files:
                 shutil.copyfile(path, folder / path.name)
     except (BridgeheadError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        hint = f" ({error.hint})" if isinstance(error, BridgeheadError) and error.hint else ""
+        print(f"error: {error}{hint}", file=sys.stderr)
         return error.exit_code if isinstance(error, BridgeheadError) else 1
     print(run.folder / names.CHECKPOINTS / checkpoints.folder_name(args.step))
     return 0

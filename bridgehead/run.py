@@ -112,19 +112,28 @@ class Run:
         has to say. With checkpoints on disk of which none verifies it is raised too, and with resume= when there is
         none: a run never starts again from nothing in silence.
         """
-        root = self.folder / names.CHECKPOINTS
-        found, passed = checkpoints.newest(root)
+        found, passed = checkpoints.newest(self.folder / names.CHECKPOINTS)
         self._report_passed_over(passed, found.step if found else 0)
+        allowed = self.refuse(found, passed, must_match)
         if found is None:
-            self._refuse_to_begin_anew(checkpoints.quarantined(root), passed)
+            if self.attempt > 1:
+                self.message(f"attempt {self.attempt} starts from the beginning: no checkpoint was saved before")
             return None
-        allowed = self._refuse_strangers(found, must_match or {})
         self._note_drift(found, allowed)
         self.saved_step = found.step
         epoch = found.meta.get("epoch", 0)
         self._cadence.resumed(epoch if isinstance(epoch, int) else 0, found.step)
         self._event("resumed", step=found.step, epoch=epoch, drift=self.drift)
         return found
+
+    def refuse(
+        self, found: Checkpoint | None, passed: list[PassedOver], must_match: Mapping[str, object] | None = None
+    ) -> list[str]:
+        """Raises CheckpointRefused for what this run must not go on from; returns what differs and is allowed."""
+        if found is not None:
+            return self._refuse_strangers(found, must_match or {})
+        self._refuse_to_begin_anew(checkpoints.quarantined(self.folder / names.CHECKPOINTS), passed)
+        return []
 
     def checkpoint_due(self, epoch: int = 0, step: int | None = None) -> bool:
         """Whether a checkpoint is to be taken now: every N epochs, N steps or T seconds, as the project file says.
@@ -300,8 +309,6 @@ class Run:
                 f"there is no checkpoint of {self.record.spec.resume_from} to begin at",
                 hint="queue the stage without resume= to start from the beginning",
             )
-        if self.attempt > 1:
-            self.message(f"attempt {self.attempt} starts from the beginning: no checkpoint was saved before")
 
     def _refuse_strangers(self, found: Checkpoint, must_match: Mapping[str, object]) -> list[str]:
         """Raises CheckpointRefused for what may not differ; returns what differs and was allowed."""

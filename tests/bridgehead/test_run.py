@@ -122,6 +122,20 @@ def test_a_stage_in_another_language_commits_a_checkpoint(tmp_path: Path) -> Non
     assert out.decode().strip().endswith("step-00000003")
 
 
+def test_a_stage_in_another_language_does_not_begin_anew_in_silence_either(tmp_path: Path) -> None:
+    files.write_json(tmp_path / names.RUN_RECORD, _record(epochs=3).to_json())
+    with Run(tmp_path, _record(epochs=3)).checkpoint(3) as folder:
+        (folder / "w").write_bytes(b"w")
+    files.write_json(tmp_path / names.RUN_RECORD, _record(epochs=4).to_json())
+    refused = _stage(tmp_path, "-m", "bridgehead", "latest", stderr=subprocess.PIPE)
+    assert b"epochs 3 " in refused.communicate(timeout=20)[1] and refused.returncode == names.CHECKPOINT_EXIT_CODE
+    (tmp_path / names.CHECKPOINTS / "step-00000003" / "w").write_bytes(b"v")
+    for _ in range(2):  # the second time the bad one has been put aside already
+        none_left = _stage(tmp_path, "-m", "bridgehead", "latest", stderr=subprocess.PIPE)
+        assert b"none of 1" in none_left.communicate(timeout=20)[1]
+        assert none_left.returncode == names.CHECKPOINT_EXIT_CODE
+
+
 def test_two_files_of_one_name_are_refused_and_not_merged(tmp_path: Path) -> None:
     files.write_json(tmp_path / names.RUN_RECORD, _record().to_json())
     for folder in ("a", "b"):
