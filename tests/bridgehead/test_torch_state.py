@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bridgehead import torch_state
+from bridgehead.checkpoints import CheckpointRefused
 from bridgehead.errors import VerificationError
 from bridgehead.records import RunRecord, StageSpec
 from bridgehead.run import Run
@@ -108,3 +109,101 @@ def test_other_parts_than_saved_are_refused_before_anything_is_restored(run: Run
     assert found is not None
     with pytest.raises(VerificationError, match="ema"):
         torch_state.load(found, {"model": training.model})
+
+
+# --- copies, for checkpoints that are written while training goes on -------------------------------------
+
+
+def _resumed_from_copies(run: Run) -> str:
+    """The copies are taken at step 6 and written only when 3 more steps have changed everything."""
+    first = Training()
+    list(first.steps(6))
+    write = torch_state.Snapshot(first.parts).take(position=first.position)
+    list(first.steps(3))
+    with run.checkpoint(6) as folder:
+        write(folder)
+    second = Training()
+    found = run.latest_checkpoint()
+    assert found is not None
+    second.position = torch_state.load(found, second.parts)
+    list(second.steps(4))
+    return second.digest()
+
+
+def test_copies_hold_the_moment_at_which_they_were_taken(run: Run) -> None:
+    assert _resumed_from_copies(run) == _uninterrupted()
+
+
+def test_the_buffers_are_used_again_and_hold_the_second_moment_then(run: Run) -> None:
+    training = Training()
+    snapshot = torch_state.Snapshot(training.parts)
+    list(training.steps(2))
+    snapshot.take(position=2)
+    before = {place: buffer.data_ptr() for place, buffer in snapshot._buffers.items()}
+    list(training.steps(2))
+    write = snapshot.take(position=4)
+    assert {place: buffer.data_ptr() for place, buffer in snapshot._buffers.items()} == before
+    with run.checkpoint(4) as folder:
+        write(folder)
+    digest = training.digest()
+    other = Training()
+    found = run.latest_checkpoint()
+    assert found is not None and torch_state.load(found, other.parts) == 4
+    assert other.digest() == digest
+
+
+def test_a_weight_that_changed_its_shape_gets_a_new_buffer(tmp_path: Path) -> None:
+    layer = torch.nn.Linear(2, 2)
+    snapshot = torch_state.Snapshot({"layer": layer})
+    snapshot.take(position=0)
+    layer.weight = torch.nn.Parameter(torch.ones(3, 5))
+    snapshot.take(position=1)(tmp_path)
+    state = torch.load(tmp_path / torch_state.STATE_FILE, weights_only=True)
+    assert torch.equal(state["parts"]["layer"]["weight"], torch.ones(3, 5))
+
+
+def test_weights_with_two_names_stay_one_in_the_file_and_in_memory(tmp_path: Path) -> None:
+    big = torch.nn.Linear(200, 200, bias=False)
+    twice = torch.nn.ModuleList([big, big])
+    snapshot = torch_state.Snapshot({"twice": twice})
+    snapshot.take(position=0)(tmp_path)
+    assert snapshot.size_bytes == big.weight.nbytes
+    assert (tmp_path / torch_state.STATE_FILE).stat().st_size < 1.5 * big.weight.nbytes
+
+
+def test_a_modules_own_notes_on_its_state_are_kept(tmp_path: Path) -> None:
+    norm = torch.nn.BatchNorm1d(3)
+    torch_state.Snapshot({"norm": norm}).take(position=0)(tmp_path)
+    state = torch.load(tmp_path / torch_state.STATE_FILE, weights_only=True)["parts"]["norm"]
+    assert state._metadata == norm.state_dict()._metadata
+
+
+@pytest.mark.parametrize(("available", "room"), [(None, True), (10**12, True), (1000, False)])
+def test_without_memory_for_copies_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch, available: int | None, room: bool
+) -> None:
+    monkeypatch.setattr(torch_state, "memory_available_bytes", lambda: available)
+    assert torch_state.Snapshot({"m": torch.nn.Linear(100, 100)}).has_room() is room
+
+
+def test_weights_of_another_shape_are_refused_in_one_line(run: Run) -> None:
+    with run.checkpoint(1) as folder:
+        torch_state.save(folder, {"m": torch.nn.Linear(2, 2)}, position=1)
+    found = run.latest_checkpoint()
+    assert found is not None
+    with pytest.raises(CheckpointRefused, match="m of checkpoint 1 does not fit") as caught:
+        torch_state.load(found, {"m": torch.nn.Linear(2, 3)})
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("what", ["no torch file", "something else", "code inside"])
+def test_a_state_file_that_another_program_wrote_is_refused(run: Run, what: str) -> None:
+    with run.checkpoint(1) as folder:
+        if what == "no torch file":
+            (folder / torch_state.STATE_FILE).write_bytes(b"weights")
+        else:
+            torch.save([1] if what == "something else" else {"parts": time.sleep}, folder / torch_state.STATE_FILE)
+    found = run.latest_checkpoint()
+    assert found is not None
+    with pytest.raises(CheckpointRefused, match="can't be read"):
+        torch_state.load(found, {})
