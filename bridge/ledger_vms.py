@@ -108,7 +108,11 @@ def revoked(db: sqlite3.Connection, beat: Heartbeat) -> list[tuple[str, int]]:
 
 
 def owns(db: sqlite3.Connection, run_id: str, vm_id: str, attempt: int) -> bool:
-    query = "SELECT attempt FROM commands WHERE run_id = ? AND vm_id = ? AND run_id != '' AND vm_id != ''"
+    """Not while it is only lent: whoever has not accepted a run has nothing to send of it."""
+    query = (
+        "SELECT attempt FROM commands WHERE run_id = ? AND vm_id = ? AND run_id != '' AND vm_id != ''"
+        " AND (held_by = '' OR former_gone)"
+    )
     row = db.execute(query, (run_id, vm_id)).fetchone()
     return row is not None and row["attempt"] == attempt
 

@@ -39,6 +39,7 @@ class Poller:
         self._after = after
         self._deliver = deliver
         self._failures = 0
+        self.silent_since: float | None = time.monotonic()  # the bridge has not answered since; None: it does
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="poll", daemon=True)
 
@@ -62,9 +63,11 @@ class Poller:
             commands = self._client.poll(self._after, 0.0 if short else names.LONG_POLL_S)
         except BridgeheadError as error:
             self._failures += 1
+            self.silent_since = self.silent_since or time.monotonic()
             if self._failures in (1, FALLBACK_AFTER):
                 _log.warning("polling failed %d times: %s", self._failures, error.message)
             return names.FALLBACK_POLL_S if self._failures >= FALLBACK_AFTER else pause_after(self._failures)
+        self.silent_since = None
         if self._failures:
             _log.info("polling works again")
         # Where only short polls get through, the next long one that fails leads straight back to them.
@@ -96,6 +99,7 @@ class Outbox:
         self._journal = journal
         self._disputed = disputed
         self._settled = settled
+        self._unknown: set[str] = set()  # commands that this laptop never queued
         self._due: deque[Entry] = deque()
         self._later: deque[tuple[float, Entry]] = deque()  # those in dispute, and when to ask again
         self._wake = threading.Event()
@@ -140,7 +144,9 @@ class Outbox:
                 self._later.append((time.monotonic() + DISPUTE_PAUSE_S, entry))
                 return True
             except (NotFoundError, UsageError) as error:  # the bridge knows no such command, or refuses this answer
-                _log.warning("the answer %s to %s is refused: %s", record.ack, command.id, error.message)
+                if command.id not in self._unknown:
+                    _log.warning("the answer %s to %s is refused: %s", record.ack, command.id, error.message)
+                self._unknown.add(command.id)
             except BridgeheadError as error:
                 _log.info("an answer is kept for later: %s", error.message)
                 return False
@@ -158,8 +164,8 @@ def owed(entry: Entry, vm_id: str) -> list[AckRecord]:
     if entry.started:
         records.append(AckRecord(vm_id, names.Ack.STARTED, command.attempt, at=time.time()))
     if entry.answer is not None:
-        rejected = entry.answer.ack is names.Ack.REJECTED
-        records = [entry.answer] if rejected else [*records, entry.answer]
+        alone = entry.answer.ack in (names.Ack.REJECTED, names.Ack.UNKNOWN)  # it never was this VM's
+        records = [entry.answer] if alone else [*records, entry.answer]
     return [record for record in records if str(record.ack) not in entry.acked]
 
 

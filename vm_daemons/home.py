@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names, processes
-from bridgehead.errors import PairingError
+from bridgehead.errors import PairingError, UsageError
 from bridgehead.pairing import Pairing, decode
+from bridgehead.records import VmRules
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,13 @@ class VmHome:
         if not isinstance(record, dict):
             raise PairingError("this VM is not paired", hint="run the bootstrap cell")
         return decode(str(record.get("code", "")))
+
+    def rules(self) -> VmRules:
+        """[vm] of the project, as the laptop told it when this VM was booted."""
+        try:
+            return VmRules.from_json(self.record().get("vm_rules") or {})
+        except UsageError:
+            return VmRules()
 
     def store_path(self) -> Path | None:
         """The mounted store that the cell found, None when there is none."""

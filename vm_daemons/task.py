@@ -19,10 +19,20 @@ class Phase(Enum):
     GONE = auto()  # finished, or another VM's
 
 
+class Proof(Enum):
+    """needed → told → given: whether this VM may begin what another one had."""
+
+    NEEDED = auto()  # the laptop has not heard of that VM: one sign; it may live
+    TOLD = auto()  # the store has not either; the laptop has to agree, or to be away itself
+    GIVEN = auto()
+
+
 @dataclass
 class Task:
     command: Command
     phase: Phase = Phase.WAITING
+    proof: Proof = Proof.GIVEN
+    contested_at: float = 0.0  # monotonic; since then another VM holds its lease in the store. 0: none does
     runner: subprocess.Popen[bytes] | None = None  # to reap it; None when an earlier daemon started it
     told_started: bool = False
     stops: list[Command] = field(default_factory=list)  # to be passed on to the runner

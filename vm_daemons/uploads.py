@@ -7,6 +7,8 @@ tells how far the file has been shipped. A new attempt, another inode or a file 
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 import os
 import time
 from dataclasses import dataclass, field, replace
@@ -14,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files
-from bridgehead.errors import NotFoundError, TransferError
-from vm_daemons.client import Backoff, BridgeClient, OffsetConflict
+from bridgehead.errors import NotFoundError, SupersededError, TransferError
+from vm_daemons.client import Backoff, BridgeClient, OffsetConflict, Upload
+
+_log = logging.getLogger(__name__)
 
 LOG_PART_BYTES = 4 * 2**20  # small, so that the other files get their turn
 SINGLE_PUT_BYTES = 16 * 2**20
@@ -29,7 +33,8 @@ class _Life:
     """One generation: its name, the inode it reads, and the byte of the file at which it begins.
 
     `acked` is what the laptop was known to have when this was written down; a later attempt in the same file begins
-    there.
+    there. The first `inherited` bytes of the file were written on a VM that died, whose generation this was; what the
+    laptop lacks of them is sent under that name.
     """
 
     generation: str
@@ -37,6 +42,7 @@ class _Life:
     inode: int
     base: int
     acked: int = field(default=0, compare=False)
+    inherited: int = 0
 
 
 class GrowingUpload:
@@ -100,18 +106,34 @@ class GrowingUpload:
         elif stat.st_size < life.base + self._offset:
             life = self._begin(life, stat, truncated=True)
         if self._life != life:
-            upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+            life, upload = self._open(life, stat)
             if stat.st_size < life.base + upload.offset:  # it shrank while nobody looked
                 life = self._begin(life, stat, truncated=True)
                 upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
             self._offset = upload.offset
             self._life = life
 
+    def _open(self, life: _Life, stat: os.stat_result) -> tuple[_Life, Upload]:
+        """Where the generation stands on the laptop; past what was inherited a generation of our own begins."""
+        if life.inherited:
+            try:
+                upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+                if life.base + upload.offset < life.inherited:
+                    return life, upload
+            except SupersededError:  # somebody in between sent more than we know of
+                _log.info("%s: the laptop has a later part of %s", self._run_id, self._name)
+            life = _Life(self._generation(stat), self._attempt, stat.st_ino, life.inherited)
+            self._remember(life)
+        return life, self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+
+    def _generation(self, stat: os.stat_result) -> str:
+        return f"{self._client.vm_id}-{self._attempt}-{stat.st_ino}"
+
     def _begin(self, old: _Life | None, stat: os.stat_result, *, truncated: bool) -> _Life:
         base = 0
         if old is not None and old.inode == stat.st_ino and not truncated:
             base = min(stat.st_size, old.base + old.acked)  # a new attempt goes on in the same file
-        generation = f"{self._client.vm_id}-{self._attempt}-{stat.st_ino}"
+        generation = self._generation(stat)
         if truncated:
             generation += f"-{time.time_ns():x}"
         life = _Life(generation, self._attempt, stat.st_ino, base)
@@ -133,6 +155,24 @@ class GrowingUpload:
 
     def _stat(self) -> os.stat_result | None:
         return files.plain_stat(self._path)
+
+
+def inherit(run_dir: Path, name: str, path: Path, lives: bytes, attempt: int) -> None:
+    """Note that `path`, about to become the run's file `name`, holds what a dead VM wrote.
+
+    `lives` is that VM's own note. Without one nobody knows what of it the laptop has, and nothing of it is sent again.
+    """
+    stat = path.stat()
+    life = _Life("", attempt, stat.st_ino, 0)
+    try:
+        life = _Life(**{**json.loads(lives)[name], "attempt": attempt, "inode": stat.st_ino})
+    except (ValueError, KeyError, TypeError, RecursionError):
+        _log.info("%s: how much of the former %s the laptop has is not known", run_dir.name, name)
+    if life.generation:
+        life = replace(life, inherited=stat.st_size)
+    else:
+        life = replace(life, attempt=0, base=stat.st_size)
+    files.write_json(run_dir / GENERATIONS, {**_read_lives(run_dir), name: vars(life)})
 
 
 def upload_file(client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:

@@ -56,6 +56,12 @@ def test_what_is_lent_names_its_former_vm_and_that_it_is_only_silent(lent: Comma
     assert (lent.attempt, lent.former_vm, lent.former_gone) == (2, A, False)
 
 
+def test_a_vm_to_which_a_run_is_only_lent_may_send_nothing_of_it(ledger: Ledger, lent: Command) -> None:
+    assert not ledger.owns(lent.run_id, B, 2)
+    ack(ledger, lent, Ack.ACCEPTED)
+    assert ledger.owns(lent.run_id, B, 2)
+
+
 def test_a_silent_vm_is_lost_once_another_has_accepted_its_run(ledger: Ledger, lent: Command) -> None:
     assert [vm.state for vm in ledger.vms()] == ["silent", "live"]
     ack(ledger, lent, Ack.ACCEPTED)

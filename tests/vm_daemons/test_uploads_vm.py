@@ -12,6 +12,7 @@ import pytest
 from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import names
 from bridgehead.errors import TransferError
+from bridgehead.records import AckRecord
 from vm_daemons import uploads
 from vm_daemons.client import BridgeClient
 from vm_daemons.uploads import GrowingUpload, upload_file
@@ -109,7 +110,8 @@ def test_a_new_attempt_in_the_same_file_repeats_nothing(rig: Rig) -> None:
     _ship_all(rig.growing())
     ledger = rig.live.bridge.ledger
     ledger.sweep_lost(-1.0)  # silent for too long: another VM gets it, and is lost too
-    ledger.deliver("vm-other", 0)
+    (lent,) = ledger.deliver("vm-other", 0)
+    ledger.ack(lent.id, AckRecord("vm-other", names.Ack.ACCEPTED, lent.attempt))
     rig.live.client().ask("POST", f"/in/{rig.run_id}/{names.LOG}?vm=vm-other&attempt=2", b"", _OTHER)
     ledger.mark_vm_gone("vm-other", "test")
     attempt = rig.client.poll(0, 0)[0].attempt
