@@ -79,6 +79,7 @@ class CommandDaemon:
             hand_over=self._hand_over,
             report=self._report,
             superseded=self._abandon,
+            handed_over=self._let_go,
             sync=lambda: _sync(client, home),
         )
         self._inputs = Inputs(home, store, self._when_inputs_found)
@@ -305,6 +306,11 @@ class CommandDaemon:
         self._keeper.lose(task)
         self._answer_stops(task)
         _log.warning("%s, attempt %d, belongs to another VM now", command.run_id, command.attempt)
+
+    def _let_go(self, command: Command) -> None:
+        """This VM is near its end and the run is for the next one: nothing is answered, and it is not over."""
+        self._journal.handed_over(command)
+        self._tasks.pop(command.id, None)
 
     # --- inside ------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from vm_daemons.home import VmHome
 
 SHIP = Path(__file__).resolve().parent.parent  # the folder that holds our packages
 ADOPT = "--adopt"
+GPU_FILES = "/dev/nvidia"
 _LOCK_WAIT_S = 2.0  # somebody who only looks whether the lock is held holds it for a moment
 
 
@@ -120,6 +121,30 @@ def members(run_dir: Path, session: int) -> list[int]:
         found |= {pid for pid in processes.all_pids() if processes.session_of(pid) == session}
     found.discard(os.getpid())
     return sorted(pid for pid in found if processes.start_ticks(pid))
+
+
+def gpu_holders(prefix: str = "") -> list[int]:
+    """Live processes that have a GPU open, other than this one; those that we may not look into are not seen."""
+    return [pid for pid in processes.all_pids() if pid != os.getpid() and _has_open(pid, prefix or GPU_FILES)]
+
+
+def is_of_a_run(pid: int) -> bool:
+    """Whether it was started with a run folder in its environment: a stage of ours, this run's or another's."""
+    try:
+        return f"\0{names.ENV_RUN_DIR}=".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+
+
+def _has_open(pid: int, prefix: str) -> bool:
+    try:
+        for entry in os.scandir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed this moment
+                if os.readlink(entry.path).startswith(prefix):
+                    return True
+    except OSError:  # gone, or another user's
+        pass
+    return False
 
 
 def _is_runner(pid: int, run_dir: Path) -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import UsageError
-from bridgehead.names import FailureClass, RunState
+from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord, RunRecord
 from vm_daemons.home import VmHome
@@ -41,7 +41,9 @@ def open_attempt(home: VmHome, command: Command) -> Path:
     return run_dir
 
 
-def end_unstarted(home: VmHome, command: Command, state: RunState, failure: FailureClass, message: str) -> None:
+def end_unstarted(
+    home: VmHome, command: Command, state: RunState, failure: str, message: str, *, retries: int = 0
+) -> None:
     """Write the exit record of an attempt that has no process to write it."""
     run_dir = open_attempt(home, command)
     say(run_dir, f"--- {state}: {message}")
@@ -52,6 +54,7 @@ def end_unstarted(home: VmHome, command: Command, state: RunState, failure: Fail
         failure_class=str(failure),
         message=message,
         ended=time.time(),
+        retries=retries,
     )
     files.write_json(run_dir / names.EXIT, record.to_json())
 

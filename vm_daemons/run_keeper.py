@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridgehead import names
-from bridgehead.errors import BridgeheadError, SupersededError, VerificationError
+from bridgehead.errors import BridgeheadError, StoreError, SupersededError, VerificationError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord
-from vm_daemons import launch, run_folder
+from vm_daemons import failure, launch, lifetime, run_folder
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
+from vm_daemons.lifetime import Deadline
 from vm_daemons.store import Store
 from vm_daemons.task import Phase, Task
 
@@ -41,6 +42,7 @@ class RunKeeper:
         hand_over: Callable[[Callable[[], None]], None],  # from any thread: have the loop do this
         report: Callable[[Command], None],
         superseded: Callable[[Command], None],
+        handed_over: Callable[[Command], None],  # its task is for the next VM: nothing is answered, nothing is left
         sync: Callable[[], None],  # bring the payload up to date; raises as payload.sync
     ) -> None:
         self.dirty = True
@@ -50,7 +52,9 @@ class RunKeeper:
         self._hand_over = hand_over
         self._report = report
         self._superseded = superseded
+        self._handed_over = handed_over
         self._sync = sync
+        self._deadline = Deadline(home)
         self._dying: dict[str, Path] = {}  # by run id: lost runs whose processes are not all gone
 
     def is_dying(self, run_id: str) -> bool:
@@ -78,6 +82,8 @@ class RunKeeper:
         command = task.command
         if self.bury(command):
             return
+        if command.verb == Verb.RUN and self._deadline.phase() is not lifetime.Phase.OPEN:
+            return  # `watch` gives it to the next VM in time
         run_folder.open_attempt(self._home, command)
         task.phase = Phase.PREPARING
         if run_folder.needs_store(self._home, command) or self._wants_payload(command):
@@ -88,6 +94,8 @@ class RunKeeper:
     def watch(self, task: Task) -> ExitRecord | None:
         """Look after a task; how it ended, once all that it made has left this VM."""
         run_dir = self._home.run(task.command.run_id)
+        if task.command.verb == Verb.RUN:
+            self._mind_the_cap(task, run_dir)
         if task.phase is Phase.RUNNING:
             self._watch_running(task, run_dir)
         elif task.phase is Phase.LEAVING and run_folder.has_left(run_dir, task.command.attempt):
@@ -97,7 +105,10 @@ class RunKeeper:
     def stop(self, task: Task, command: Command, *, replayed: bool) -> None:
         """Asked once: save and leave. Asked again: killed. The command counts as done when it is in `stops_passed`."""
         # Before it was killed the daemon may have passed this stop on, and a second one would kill the stage.
-        sent = replayed and (self._home.run(task.command.run_id) / names.STOP_REQUEST).exists()
+        run_dir = self._home.run(task.command.run_id)
+        # One that is saving for the next VM has had its signal; from now on it ends here.
+        kept = task.phase is Phase.RUNNING and lifetime.cancel_handover(run_dir, task.command.attempt)
+        sent = (kept or replayed) and (run_dir / names.STOP_REQUEST).exists()
         if task.phase is Phase.RUNNING and not sent:
             task.stops.append(command)
             return
@@ -148,8 +159,12 @@ class RunKeeper:
         if isinstance(error, SupersededError):
             self._superseded(task.command)
             return
-        task.bad_copies += isinstance(error, VerificationError)
-        if task.bad_copies >= BAD_COPY_TRIES or (isinstance(error, BridgeheadError) and not task.bad_copies):
+        bad_copy = isinstance(error, VerificationError)
+        task.bad_copies += bad_copy
+        if task.bad_copies >= BAD_COPY_TRIES:
+            self.end_unstarted(task, RunState.FAILED, FailureClass.CHECKPOINT, str(error))
+            return
+        if isinstance(error, BridgeheadError) and not isinstance(error, StoreError) and not bad_copy:
             self.end_unstarted(task, RunState.FAILED, FailureClass.ENVIRONMENT, str(error))
             return
         if task.trouble != str(error):
@@ -204,23 +219,83 @@ class RunKeeper:
             self._recover(task, run_dir)
 
     def _recover(self, task: Task, run_dir: Path) -> None:
-        """No runner and no exit record: the runner or the whole daemon was killed at some moment."""
-        entry = self._journal.entry(task.command)
-        starts = entry.starts if entry is not None else 0
-        if launch.stage_lives(run_dir):
+        """No runner and no exit record: handed over, or runner, stage or the whole daemon was killed at some moment."""
+        command = task.command
+        if lifetime.is_handed_over(run_dir, command.attempt):
+            self._let_go(task)
+        elif launch.stage_lives(run_dir):
             task.runner = launch.start(self._home, run_dir, {}, adopt=True)
         elif not launch.kill(run_dir):  # children of a stage that died together with its runner; asked again then
             return
-        elif (run_dir / names.STOP_REQUEST).exists():
+        elif lifetime.is_handing_over(run_dir, command.attempt):
+            lifetime.end_handover(run_dir, command.attempt)
+            self._let_go(task)
+        elif task.stops or (run_dir / names.STOP_REQUEST).exists():
             self.end_unstarted(task, RunState.STOPPED, FailureClass.STOPPED, "stopped")
-        elif task.command.verb == Verb.SH:
+        elif command.verb == Verb.SH:
             message = "its runner or the daemon was killed, so nobody knows what it did; it is not repeated by itself"
             self.end_unstarted(task, RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, message)
-        elif starts >= MAX_STARTS:
-            message = f"its runner died {starts} times; out of memory?"
-            self.end_unstarted(task, RunState.FAILED, FailureClass.KILLED, message)
+        else:
+            self._start_again(task, run_dir)
+
+    def _start_again(self, task: Task, run_dir: Path) -> None:
+        """In the same attempt, from its checkpoint, as long as its budget of retries lasts."""
+        entry, spec, attempt = self._journal.entry(task.command), task.command.spec, task.command.attempt
+        budget = spec.retries if spec is not None else 0
+        ending = self._count_death(task, run_dir, budget)
+        used = len(failure.deaths(run_dir, attempt))
+        if ending is not None and (not ending.retry or used > budget):
+            self._end_dead(task, failure.spent(ending, budget), min(used, budget))
+        elif entry is not None and entry.starts >= budget + MAX_STARTS:
+            message = f"it was started {entry.starts} times, and each time it was gone before anybody saw how it ended"
+            self._end_dead(task, failure.Ending(RunState.FAILED, FailureClass.KILLED, message), used)
         else:
             task.phase, self.dirty = Phase.WAITING, True
+
+    def _count_death(self, task: Task, run_dir: Path, budget: int) -> failure.Ending | None:
+        """How it died together with its runner; None when its runner has counted it, or when it never was a process."""
+        process = launch.process_record(run_dir)
+        attempt = task.command.attempt
+        if process is None:
+            return None
+        runner = (process.runner_pid, process.runner_start)
+        if failure.is_noted(run_dir, attempt, runner):
+            return None
+        ending = failure.judge_unseen(process)
+        if ending.retry:
+            used = failure.note_death(run_dir, attempt, ending.message, runner)
+            if used <= budget:
+                run_folder.say(run_dir, f"--- {ending.message}: retry {used} of {budget}")
+        return ending
+
+    def _end_dead(self, task: Task, ending: failure.Ending, retries: int) -> None:
+        run_folder.end_unstarted(
+            self._home, task.command, ending.state, ending.failure, ending.message, retries=retries
+        )
+        task.phase, self.dirty = Phase.LEAVING, True
+
+    # --- before the VM's end ---------------------------------------------------------------------------
+
+    def _mind_the_cap(self, task: Task, run_dir: Path) -> None:
+        """Near the end of this VM a run saves, then saves and leaves; one that has not started is given away."""
+        phase, attempt = self._deadline.phase(), task.command.attempt
+        if phase is lifetime.Phase.OPEN:
+            return
+        if task.phase in (Phase.WAITING, Phase.PREPARING):
+            run_folder.open_attempt(self._home, task.command)
+            lifetime.begin_handover(run_dir, attempt)
+            lifetime.end_handover(run_dir, attempt)
+            run_folder.say(run_dir, "--- this VM is near its end: the next one starts it")
+            self._let_go(task)
+        elif task.phase is Phase.RUNNING and not (run_dir / names.STOP_REQUEST).exists() and not task.stops:
+            lifetime.ask_to_save(run_dir, attempt)
+            if phase is lifetime.Phase.HANDING_OVER:
+                lifetime.begin_handover(run_dir, attempt)
+                launch.request_stop(run_dir)
+
+    def _let_go(self, task: Task) -> None:
+        self._handed_over(task.command)
+        task.phase, self.dirty = Phase.GONE, True
 
     def _tell_started(self, task: Task, there: bool) -> None:
         if there and not task.told_started:

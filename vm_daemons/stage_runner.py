@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -24,15 +25,14 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from bridgehead.run import STOPPED_EXIT_CODE
-from vm_daemons import launch, outputs
+from vm_daemons import failure, launch, lifetime, outputs
+from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
 
 LEFTOVER_GRACE_S = 2.0  # for processes that outlive their stage, from SIGTERM to SIGKILL
 EXIT_TRIES = 60  # once a second
 _PR_SET_CHILD_SUBREAPER = 36
-_SHELL_HINTS = {126: " (found, but can't be executed)", 127: " (command not found)"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,6 +58,7 @@ class Runner:
         self._started = time.time()
         self._stage_pid = 0
         self._stage_start = 0  # in ticks, to know the process again
+        self._oom_kills = failure.oom_kills()  # before the stage, to tell afterwards whether memory ran out
         self._stops = 0
         self._kill_at: float | None = None  # monotonic; set once a stop was asked for
 
@@ -97,19 +98,24 @@ class Runner:
         process = launch.process_record(self._dir)
         if process is None:
             return
-        self._started = process.started
+        self._started, self._oom_kills = process.started, process.oom_kills
         self._stage_pid, self._stage_start = process.stage_pid, process.stage_start
         self._write_process()
         self._say("--- the stage runner was killed; a new one watches over the stage")
         _wait_for_stranger(self._stage_pid, self._stage_start)
         leftovers = self._clear_up()
         if self._stop_asked():
-            self._end(RunState.STOPPED, FailureClass.STOPPED, "stopped", leftovers=leftovers)
+            if not self._handed_over():
+                self._end(Ending(RunState.STOPPED, FailureClass.STOPPED, "stopped"), leftovers=leftovers)
         elif self._record.spec.name == Verb.SH:
             message = "its runner was killed, so nobody saw how it ended; it is not repeated by itself"
-            self._end(RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, message, leftovers=leftovers)
+            self._end(Ending(RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, message), leftovers=leftovers)
+        elif not (ending := failure.judge_unseen(process)).retry:
+            self._end(ending, leftovers=leftovers)
         else:
             self._say("--- the stage ended unseen; the attempt is started again")
+            with contextlib.suppress(OSError):  # it may have ended well, so the daemon counts no death
+                (self._dir / names.PROCESS).unlink()
 
     # --- start ---------------------------------------------------------------------------------------
 
@@ -137,6 +143,7 @@ class Runner:
             stage_start=self._stage_start,
             session=self._stage_pid,
             started=self._started,
+            oom_kills=self._oom_kills,
         )
         try:
             files.write_json(self._dir / names.PROCESS, record.to_json())
@@ -172,7 +179,7 @@ class Runner:
 
     def _kill_all(self) -> None:
         self._kill_at = time.monotonic()
-        for pid in launch.members(self._dir, self._stage_pid):
+        for pid in self._left():
             _signal(pid, signal.SIGKILL)
 
     def _stop_asked(self) -> bool:
@@ -181,7 +188,7 @@ class Runner:
     # --- end -----------------------------------------------------------------------------------------
 
     def _left(self) -> list[int]:
-        """What outlived the stage: by tag, by session, and whoever fell to this process as the subreaper."""
+        """All of the run but this process: by tag, by session, and whoever fell to this one as the subreaper."""
         found = {*launch.members(self._dir, self._stage_pid), *processes.descendants(os.getpid())}
         return sorted(found - {os.getpid()})
 
@@ -202,64 +209,86 @@ class Runner:
             time.sleep(0.02)
             left = self._left()
         signal.setitimer(signal.ITIMER_REAL, 0)
-        return named
+        return named + self._gpu_strangers()
+
+    def _gpu_strangers(self) -> list[str]:
+        """Who holds a GPU since this stage ran and can't be told to be its own: named, and left alone."""
+        pids = [pid for pid in launch.gpu_holders() if not launch.is_of_a_run(pid)]
+        fresh = [pid for pid in pids if processes.start_ticks(pid) > self._stage_start > 0]
+        return [
+            f"{pid} {processes.command_line(pid)} (holds a GPU and is not known as ours: left alone)" for pid in fresh
+        ]
 
     def _write_exit(self, code: int, peak_bytes: int, leftovers: list[str]) -> None:
         """`code` is as subprocess has it: negative for a signal."""
-        name = signal.Signals(-code).name if code < 0 else ""
-        how = f"ended by {name}" if name else f"exit code {code}{_SHELL_HINTS.get(code, '')}"
-        if code == 0:
-            self._end(RunState.DONE, "", "", code, name, leftovers)
-        elif self._stop_asked():
-            message = "stopped" if code in (STOPPED_EXIT_CODE, -signal.SIGTERM) else f"stopped: {how}"
-            self._end(RunState.STOPPED, FailureClass.STOPPED, message, code, name, leftovers)
-        elif name:
-            if code == -signal.SIGKILL:
-                how += f", which nobody here sent: out of memory? Its peak was {peak_bytes / 2**30:.1f} GiB"
-            self._end(RunState.FAILED, FailureClass.KILLED, how, code, name, leftovers)
-        else:
-            gate = code == names.GATE_FAILED_EXIT_CODE
-            failure = FailureClass.GATE if gate else FailureClass.USER_ERROR
-            self._end(RunState.FAILED, failure, "the gate did not pass" if gate else how, code, name, leftovers)
+        oom = failure.OomCount(self._oom_kills, failure.oom_kills())
+        ending = failure.judge(code, stop_asked=self._stop_asked(), oom=oom, peak_bytes=peak_bytes)
+        if ending.state is RunState.STOPPED and self._handed_over():
+            return
+        used, budget = len(failure.deaths(self._dir, self._record.attempt)), self._budget()
+        if ending.retry and used < budget and self._noted(ending):
+            for line in leftovers:
+                self._say(f"--- outlived it and was ended: {line}")
+            self._say(f"--- {ending.message}: retry {used + 1} of {budget}")
+            return
+        self._end(failure.spent(ending, used), code, leftovers)
+
+    def _budget(self) -> int:
+        """How often it may be started again; a shell command never is, since nobody knows what it did."""
+        return 0 if self._record.spec.name == Verb.SH else self._record.spec.retries
+
+    def _noted(self, ending: failure.Ending) -> bool:
+        runner = (os.getpid(), processes.start_ticks(os.getpid()))
+        try:
+            failure.note_death(self._dir, self._record.attempt, ending.message, runner)
+        except OSError:  # a death that can't be counted would make the budget endless
+            return False
+        return True
+
+    def _handed_over(self) -> bool:
+        """True when it stopped because this VM is near its end: then it has not ended, and gets no exit record."""
+        attempt = self._record.attempt
+        if not lifetime.is_handing_over(self._dir, attempt):
+            return False
+        self._say("--- it has stopped here and goes on on the next VM")
+        _persist(lambda: lifetime.end_handover(self._dir, attempt))
+        return True
 
     def _could_not_start(self, message: str) -> None:
         self._say(f"--- could not be started: {message}")
-        self._end(RunState.FAILED, FailureClass.ENVIRONMENT, f"could not be started: {message}")
+        self._end(Ending(RunState.FAILED, FailureClass.ENVIRONMENT, f"could not be started: {message}"))
 
-    def _end(
-        self,
-        state: RunState,
-        failure: str,
-        message: str,
-        code: int | None = None,
-        signal_name: str = "",
-        leftovers: list[str] | None = None,
-    ) -> None:
+    def _end(self, ending: Ending, code: int | None = None, leftovers: list[str] | None = None) -> None:
         _, left = outputs.find(self._dir)
         for output, why in left.items():
             self._say(f"--- stays on the VM: {output!r}: {why}")
-        message = "; ".join(filter(None, (message, outputs.told(left))))
         record = ExitRecord(
             run_id=self._record.run_id,
             attempt=self._record.attempt,
-            state=state,
+            state=ending.state,
             exit_code=code if code is None or code >= 0 else 128 - code,
-            signal=signal_name,
-            failure_class=str(failure),
-            message=message,
+            signal=failure.signal_name(code or 0),
+            failure_class=str(ending.failure),
+            message="; ".join(filter(None, (ending.message, outputs.told(left)))),
             started=self._started,
             ended=time.time(),
             leftovers=leftovers or [],
+            retries=len(failure.deaths(self._dir, self._record.attempt)),
         )
-        for _ in range(EXIT_TRIES):
-            with contextlib.suppress(OSError):  # a full disk: somebody may make room
-                files.write_json(self._dir / names.EXIT, record.to_json())
-                return
-            time.sleep(1.0)
+        _persist(lambda: files.write_json(self._dir / names.EXIT, record.to_json()))
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):
             files.append_line(self._dir / names.LOG, line, durable=False)
+
+
+def _persist(write: Callable[[], None]) -> None:
+    """On a full disk it is tried for a minute: somebody may make room."""
+    for _ in range(EXIT_TRIES):
+        with contextlib.suppress(OSError):
+            write()
+            return
+        time.sleep(1.0)
 
 
 def _adopt_orphans() -> None:

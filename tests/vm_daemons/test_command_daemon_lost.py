@@ -192,7 +192,7 @@ def test_when_no_checkpoint_in_the_store_verifies_the_run_fails_and_does_not_sta
     with rig.daemon():
         rig.laptop.queue(train)
         ended = rig.wait_for_exit(train)
-    assert ended.failure_class == FailureClass.ENVIRONMENT
+    assert ended.failure_class == FailureClass.CHECKPOINT
     assert "none of 1 checkpoints in the store verifies" in ended.message
     assert "from None" not in log_of(rig.dir(train))
 

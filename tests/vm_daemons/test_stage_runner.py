@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from bridgehead import files, names, processes
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import RunRecord
 from support import wait_until
-from vm_daemons import launch
+from vm_daemons import failure, launch, lifetime
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import stage_command
+from vm_daemons.stage_runner import Runner
 from vm_run_support import (
     exit_of,
     is_gone,
@@ -32,6 +34,7 @@ from vm_run_support import (
 
 SLEEP = "import time; print('up', flush=True); time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+KILLS_ITSELF = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 SAVES = """
 import signal, sys, time
 def save(*_):
@@ -72,11 +75,77 @@ def test_a_gate_that_does_not_pass_is_no_user_error(home: VmHome) -> None:
 
 
 def test_a_stage_that_dies_of_sigkill_names_the_signal_and_its_memory(home: VmHome) -> None:
-    run_dir = run_folder(home, python("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
+    run_dir = run_folder(home, python(KILLS_ITSELF), retries=0)
     ended = run_to_the_end(home, run_dir)
     assert (ended.state, ended.exit_code, ended.signal) == (RunState.FAILED, 137, "SIGKILL")
-    assert ended.failure_class == FailureClass.KILLED
-    assert "out of memory?" in ended.message
+    assert (ended.failure_class, ended.retries) == (FailureClass.KILLED, 0)
+    assert "which nobody here sent" in ended.message and "its peak was" in ended.message
+
+
+def test_a_death_within_the_budget_is_counted_and_is_no_end(home: VmHome) -> None:
+    run_dir = run_folder(home, python(KILLS_ITSELF), retries=2)
+    for count in (1, 2):
+        with runner(home, run_dir) as process:
+            process.wait(20)
+        assert not (run_dir / names.EXIT).exists()
+        assert len(failure.deaths(run_dir, 1)) == count
+        assert f"retry {count} of 2" in log_of(run_dir)
+    ended = run_to_the_end(home, run_dir)
+    assert (ended.failure_class, ended.retries) == (FailureClass.KILLED, 2)
+    assert "already been started again 2 times" in ended.message
+
+
+def test_a_killed_shell_command_is_not_started_again(home: VmHome) -> None:
+    run_dir = run_folder(home, "kill -KILL $$", run_id="sh-0001-abc123", stage="sh")
+    assert run_to_the_end(home, run_dir).failure_class == FailureClass.KILLED
+
+
+def test_a_death_that_can_not_be_counted_ends_the_run(home: VmHome) -> None:
+    """An uncounted one would make the budget endless."""
+    run_dir = run_folder(home, python(KILLS_ITSELF))
+    (run_dir / names.DEATHS).mkdir()
+    assert run_to_the_end(home, run_dir).failure_class == FailureClass.KILLED
+
+
+# --- handed over ---------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_handed_over_saves_and_has_not_ended(home: VmHome) -> None:
+    run_dir = run_folder(home, python(SAVES))
+    with runner(home, run_dir) as process:
+        wait_for_log(run_dir, "up")
+        lifetime.begin_handover(run_dir, 1)
+        launch.request_stop(run_dir)
+        process.wait(10)
+    assert "saved" in log_of(run_dir)
+    assert not (run_dir / names.EXIT).exists()
+    assert lifetime.is_handed_over(run_dir, 1)
+
+
+def test_a_run_that_ends_by_itself_while_it_is_handed_over_is_done(home: VmHome) -> None:
+    code = SAVES.replace("sys.exit(143)", "sys.exit(0)")
+    run_dir = run_folder(home, python(code))
+    with runner(home, run_dir) as process:
+        wait_for_log(run_dir, "up")
+        lifetime.begin_handover(run_dir, 1)
+        launch.request_stop(run_dir)
+        process.wait(10)
+    assert exit_of(run_dir).state is RunState.DONE
+    assert not lifetime.is_handed_over(run_dir, 1)
+
+
+def test_an_adopted_run_can_be_handed_over_too(home: VmHome) -> None:
+    run_dir = run_folder(home, python(SAVES))
+    with runner(home, run_dir) as first:
+        wait_for_log(run_dir, "up")
+        first.kill()
+        first.wait(10)
+        with runner(home, run_dir, adopt=True) as second:
+            wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
+            lifetime.begin_handover(run_dir, 1)
+            launch.request_stop(run_dir)
+            second.wait(10)
+    assert lifetime.is_handed_over(run_dir, 1) and not (run_dir / names.EXIT).exists()
 
 
 def test_a_missing_command_is_an_error_of_the_environment(home: VmHome) -> None:
@@ -368,6 +437,7 @@ def test_an_adopted_run_that_ends_unseen_gets_no_exit_record(home: VmHome) -> No
             os.kill(stage, signal.SIGKILL)
             second.wait(10)
     assert not (run_dir / names.EXIT).exists()
+    assert launch.process_record(run_dir) is None, "the daemon would count it as a death"
 
 
 def test_an_adopted_shell_command_has_an_unknown_outcome(home: VmHome) -> None:
@@ -382,6 +452,33 @@ def test_an_adopted_shell_command_has_an_unknown_outcome(home: VmHome) -> None:
             second.wait(10)
     ended = exit_of(run_dir)
     assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME)
+
+
+def test_whoever_has_a_gpu_open_is_found_and_whose_it_is(home: VmHome, tmp_path: Path) -> None:
+    gpu = tmp_path / "nvidia0"
+    gpu.touch()
+    run_dir = run_folder(home, python(f"import time; f = open({str(gpu)!r}); print('up', flush=True); time.sleep(60)"))
+    with runner(home, run_dir):
+        wait_for_log(run_dir, "up")
+        stage = wait_for_stage(run_dir)
+        assert launch.gpu_holders(str(tmp_path / "nvidia")) == [stage]
+        assert launch.is_of_a_run(stage) and not launch.is_of_a_run(os.getpid())
+
+
+def test_a_stranger_that_took_a_gpu_meanwhile_is_named_and_left_alone(
+    home: VmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = tmp_path / "nvidia0"
+    gpu.touch()
+    monkeypatch.setattr(launch, "GPU_FILES", str(tmp_path / "nvidia"))
+    run_dir = run_folder(home, python("print()"))
+    watcher = Runner(run_dir, RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD)))
+    watcher._stage_start = processes.start_ticks(os.getpid())
+    with gpu.open() as held, subprocess.Popen(["sleep", "60"], stdin=held) as stranger:
+        named = watcher._gpu_strangers()
+        assert stranger.poll() is None
+        stranger.kill()
+    assert [line.split()[0] for line in named] == [str(stranger.pid)] and "left alone" in named[0]
 
 
 def test_kill_leaves_nothing_and_no_exit_record(home: VmHome) -> None:
