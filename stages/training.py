@@ -135,8 +135,8 @@ class Loop:
             return
         self.step = torch_state.load(saved, self.parts) // self.plan.batch
         self.resumed_from_step = self.step
-        self.notes = dict(saved.meta["notes"])
-        self._loss = float(saved.meta["loss"])
+        self.notes = dict(saved.meta.get("notes") or {})
+        self._loss = float(saved.meta.get("loss", math.nan))
         self.run.message(f"resumed from step {self.step} of {self.plan.horizon}")
 
     def __iter__(self) -> Iterator[Position]:

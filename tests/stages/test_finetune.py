@@ -91,7 +91,7 @@ def test_killed_in_either_phase_it_ends_bit_for_bit_the_same(
     assert pipeline.here(finetune.finetune, whole) == 0
     run = pipeline.run(names.FINETUNE, f"finetune-00{kill_at}-bbbbbb", _config(), checkpoint_every_epochs=1)
     with monkeypatch.context() as patch:
-        patch.setattr(finetune, "rates", lambda step, *rest: _dies(step == kill_at) or rates(step, *rest))
+        patch.setattr(finetune, "rates", lambda step, *rest: _dies(run, step == kill_at) or rates(step, *rest))
         with pytest.raises(Killed):
             pipeline.here(finetune.finetune, run)
     assert pipeline.here(finetune.finetune, run) == 0
@@ -100,7 +100,8 @@ def test_killed_in_either_phase_it_ends_bit_for_bit_the_same(
     assert results(run)["probe_accuracy"] == results(whole)["probe_accuracy"]
 
 
-def _dies(now: bool) -> None:
+def _dies(run: Run, now: bool) -> None:
+    run.finish_saving()  # or it would be chance which checkpoint the kill leaves
     if now:
         raise Killed
 

@@ -42,8 +42,8 @@ class Toy:
 
     def train(self, *, kill_at: int | None = None, stop_at: int | None = None) -> str:
         for at in self.loop:
+            self.loop.run.finish_saving()  # or it would be chance which checkpoint a kill leaves
             if at.step == kill_at:
-                self.loop.run.finish_saving()  # a kill inside a save: test_pretrain.py, with a real process
                 raise Killed
             if at.step == stop_at:
                 self.loop.run.on_stop_signal()
