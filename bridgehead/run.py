@@ -140,10 +140,11 @@ class Run:
 
         `epoch`: how many are complete (from 1 at the end of the first). Ask at the end of each epoch, or with `step`
         (how many are done) after each step. While one is still being written the next one waits, and is due at the
-        first step after that. Raises RunFailed when the third in a row could not be written.
+        first step after that. Due at once while the file `save` lies in the run folder: the VM is near its end, and the
+        checkpoint that is then written removes the file. Raises RunFailed when the third in a row could not be written.
         """
         self._hear_of_saving()
-        if not self._cadence.due(epoch, step):
+        if not self._cadence.due(epoch, step) and not self._save_asked:
             return False
         if not self._saver.busy:
             return True
@@ -257,13 +258,19 @@ class Run:
     def on_stop_signal(self, *_: object) -> None:
         self._stop = True
 
+    @property
+    def _save_asked(self) -> bool:
+        return (self.folder / names.SAVE_REQUEST).exists()
+
     @contextlib.contextmanager
     def _committing(self, step: int, epoch: int, labels: Mapping[str, object]) -> Iterator[Path]:
-        root = self.folder / names.CHECKPOINTS
+        root, asked = self.folder / names.CHECKPOINTS, self._save_asked
         with checkpoints.staging(root) as folder:
             yield folder
             saved = checkpoints.commit(folder, root, step, labels)
         self.saved_step = step
+        if asked:  # not one that came while this was being written
+            (self.folder / names.SAVE_REQUEST).unlink(missing_ok=True)
         checkpoints.retain(root, self.record.spec.keep_checkpoints)
         self._event("checkpoint", step=step, epoch=epoch, size_bytes=saved.size_bytes)
 

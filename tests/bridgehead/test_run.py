@@ -73,6 +73,22 @@ def test_due_by_epochs(run: Run) -> None:
     assert [run.checkpoint_due(epoch) for epoch in (1, 2, 3, 4)] == [False, True, False, True]
 
 
+def test_a_save_that_is_asked_for_is_due_until_a_checkpoint_is_there(run: Run) -> None:
+    assert not run.checkpoint_due(1)
+    (run.folder / names.SAVE_REQUEST).touch()
+    assert run.checkpoint_due(1)
+    with run.checkpoint(7) as folder:
+        (folder / "state").write_text("x")
+    assert not (run.folder / names.SAVE_REQUEST).exists() and not run.checkpoint_due(1)
+
+
+def test_a_save_that_is_asked_for_while_one_is_being_written_stays_asked_for(run: Run) -> None:
+    with run.checkpoint(7) as folder:
+        (folder / "state").write_text("x")
+        (run.folder / names.SAVE_REQUEST).touch()
+    assert run.checkpoint_due(1)
+
+
 def test_results_must_be_plain_json(run: Run) -> None:
     run.results({"acc": 0.5})
     assert files.read_json(run.folder / names.RESULTS)["acc"] == 0.5
