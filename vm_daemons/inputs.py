@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from vm_daemons.home import VmHome
 from vm_daemons.run_folder import exit_record, fetched_input
@@ -61,7 +62,7 @@ class Inputs:
                 record = self._store.exit_record(run_id)
                 if record is not None:
                     states[run_id] = record.state
-        except OSError as error:
+        except (OSError, BridgeheadError) as error:
             _log.warning("the store can't be read: %s", error)
         self._found(states)
 

@@ -1,120 +1,115 @@
-"""The durable store: a mounted folder, the only thing that outlives a VM.
+"""The durable store of one project: the only thing that outlives a VM.
 
-    <store>/<project>/runs/<run>/{run.json, log, …, artifacts/, bundle/, outputs.json, exit.json, lease.json,
-                                  checkpoints/slot-{a,b,c}/}
+    <project>/runs/<run>/{run.json, log, …, checkpoints.json, artifacts/, bundle/, outputs.json, exit.json, lease.json,
+                          checkpoints/slot-{a,b,c,d}/}
 
-Files are copied whole under new names or replaced, never appended to. What is not ours is never touched. The status
-daemon mirrors runs into it, the command daemon restores from it; both from a thread that may hang when the mount does.
+Objects are written whole under new names or replaced, never appended to. What is not ours is never touched. The
+uploader mirrors runs into it, the command daemon restores from it, each in a thread that may hang with the store.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import logging
 import os
+import secrets
 import shutil
+import threading
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bridgehead import checkpoints, files, names, paths
-from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
+from bridgehead.errors import BridgeheadError, NotFoundError, StoreError, SupersededError, UsageError, VerificationError
 from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, ExitRecord, RunRecord
-from vm_daemons import outputs as outputs_module
-from vm_daemons import store_slots
+from vm_daemons import store_choice, store_slots
+from vm_daemons.confirm import Confirmer
 from vm_daemons.home import VmHome
+from vm_daemons.objects import ObjectStore
+from vm_daemons.store_progress import Progress, confirmed_at_once, stamp_of
+from vm_daemons.store_slots import LocalDamage, Slot
 
 _log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 60.0  # each rewrite is a new revision on a drive, so a status goes there seldom
-_OUTPUT_FILES = (names.RUN_RECORD, names.RESULTS)
+RECORD_MAX_BYTES = 16 * 2**20
+_STATUS_FILES = (names.STATUS, names.STATUS_LINE, names.CHECKPOINT_LEVELS, names.RESULTS)
 _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, when a new one takes over
 
 
-@dataclass
-class _Progress:
-    """What this process knows to be in the store, so that a call costs nothing when nothing has changed."""
-
-    root: tuple[int, int] = (0, 0)  # device and inode of the store's folder
-    leased_attempt: int = 0
-    mounted: CheckpointInfo | None = None
-    looked: bool = False  # the slots have been read once
-    copied: dict[str, tuple[int, int]] = field(default_factory=dict)  # file -> (mtime_ns, size) when it was copied
-    status_at: float = 0.0
-    complete_attempt: int = 0  # this attempt has ended and all it left is in the store
-
-
 class Store:
-    """One VM's view of the store. Methods raise OSError when the mount is ill; what was there before stays good."""
+    """One VM's view of the store. Methods raise StoreError when it is ill; what was there before stays good.
 
-    def __init__(self, home: VmHome) -> None:
+    `objects` is for a caller of one thread that brings its own; else each thread gets one, chosen anew when the cell
+    has found another store.
+    """
+
+    def __init__(self, home: VmHome, objects: ObjectStore | None = None) -> None:
         self._home = home
-        self._progress: dict[Path, _Progress] = {}
+        self._given = objects
+        self._chosen = threading.local()
+        self._progress: dict[Path, Progress] = {}
 
     @property
     def available(self) -> bool:
-        """Whether the cell found a store at all; `probe` tells how it is."""
-        return self._home.store_path() is not None
+        """Whether there is a store at all; `probe` tells how it is."""
+        return self._given is not None or store_choice.is_configured(self._home)
+
+    def objects(self) -> ObjectStore:
+        """What lies below, for this thread. Raises NotFoundError when there is no store, StoreError."""
+        if self._given is not None:
+            return self._given
+        stamp = store_choice.stamp(self._home)
+        if getattr(self._chosen, "stamp", None) != stamp:
+            self._chosen.objects = store_choice.choose(self._home)
+            self._chosen.stamp = stamp
+        found: ObjectStore | None = self._chosen.objects
+        if found is None:
+            raise NotFoundError("no durable store is mounted", hint="mount it and run the bootstrap cell again")
+        return found
 
     def probe(self) -> dict[str, Any]:
-        """For the heartbeat: path, ok, free_bytes, error. Never raises; may hang as long as the mount does."""
-        path = self._home.store_path()
-        if path is None:
-            return {"path": "", "ok": False, "free_bytes": 0, "error": "no durable store is mounted"}
+        """For the heartbeat: path, ok, free_bytes, error. Never raises; may hang as long as the store does."""
         try:
-            next(iter(os.scandir(path)), None)
-            room = os.statvfs(path)
-        except OSError as error:
-            return {"path": str(path), "ok": False, "free_bytes": 0, "error": error.strerror or "unreadable"}
-        writable = os.access(path, os.W_OK)
-        free_bytes = room.f_bavail * room.f_frsize
+            objects = self.objects()
+        except BridgeheadError as error:
+            return {"path": "", "ok": False, "free_bytes": 0, "error": error.message}
+        room = objects.probe()
         return {
-            "path": str(path),
-            "ok": writable,
-            "free_bytes": free_bytes,
-            "error": "" if writable else "it can't be written to",
+            "path": objects.where,
+            "ok": not room.error,
+            "free_bytes": room.free_bytes or 0,
+            "error": room.error,
+            "kind": objects.kind,
+            "trash_bytes": room.trash_bytes,
         }
 
     def mirror(self, run_dir: Path) -> CheckpointInfo | None:
         """Bring the store up to date with a run folder; the newest checkpoint that is in the store, or None.
 
         Raises SupersededError when a later attempt has taken the run over, VerificationError when a copy reads back
-        differently, and OSError.
+        differently, StoreError, and OSError of the local disk.
         """
         record = _run_record(run_dir)
         if record is None or not self.available:
             return None
-        known = self._progress.setdefault(run_dir, _Progress())
-        target = self._folder(record.run_id)
-        root = self._root()
-        # Another store, or the same one emptied, is there now: what went into the one before counts for nothing.
-        swapped = known.looked and (root != known.root or not (target / names.LEASE).exists())
-        if known.leased_attempt != record.attempt or swapped:
-            known = self._progress[run_dir] = _Progress(root=root)
+        known = self._known(run_dir, record)
         exit_data = files.read_json(run_dir / names.EXIT)
         if known.complete_attempt == record.attempt and exit_data is not None:
             return known.mounted
-        newest = _newest_folder(run_dir / names.CHECKPOINTS)
-        if known.looked and exit_data is None and not self._is_due(known, run_dir, newest):
+        if known.looked and exit_data is None and not self._is_due(known, run_dir):
             return known.mounted
-        self._take_lease(target, record)
-        known.leased_attempt = record.attempt
-        if not known.looked:
-            known.mounted = _mounted(target, run_dir)
-            known.looked = True
-        saved = self._mirror_checkpoint(known, run_dir, target, record)
-        self._copy_changed(known, run_dir, target, [names.RUN_RECORD])
-        if saved or exit_data is not None or time.monotonic() - known.status_at >= STATUS_EVERY_S:
-            self._copy_changed(known, run_dir, target, [names.STATUS, names.STATUS_LINE, names.RESULTS])
-            known.status_at = time.monotonic()
-        if saved or exit_data is not None:
-            self._copy_changed(known, run_dir, target, names.GROWING_FILES)
-        if exit_data is not None:
-            self._finish(known, run_dir, target, record)
+        objects, target = self.objects(), self._folder(record.run_id)
+        token = self._take_lease(objects, target, record)
+        # Another store, or the same one emptied, is there now: what went into the one before counts for nothing.
+        if known.token not in ("", token):
+            known = self._progress[run_dir] = Progress(record.attempt)
+        known.token = token
+        try:
+            self._bring(objects, target, known, run_dir, record, ended=exit_data is not None)
+        except StoreError:
+            known.looked = False  # a mount that is mounted again may have lost what it had not uploaded
+            raise
         return known.mounted
 
     def mirrored(self, run_dir: Path) -> bool:
@@ -123,29 +118,60 @@ class Store:
         known = self._progress.get(run_dir)
         return record is not None and known is not None and known.complete_attempt == record.attempt
 
+    def known(self, run_dir: Path) -> Progress | None:
+        """What `mirror` has found out about a run; for the record of levels."""
+        return self._progress.get(run_dir)
+
+    def confirm(self, run_dir: Path, confirmer: Confirmer) -> bool:
+        """Ask by another path for what is only mounted, newest first; True when something is confirmed that was not.
+
+        Raises StoreError of either path.
+        """
+        known, record = self._progress.get(run_dir), _run_record(run_dir)
+        if known is None or record is None:
+            return False
+        news = False
+        for slot in known.unconfirmed():
+            if confirmer.confirm(slot.objects()):
+                known.replace(store_slots.confirm(self.objects(), slot, confirmer.name))
+                news = True
+        if known.complete_attempt == record.attempt and not known.outputs_confirmed:
+            known.outputs_confirmed = confirmer.confirm(known.outputs)
+            news = news or known.outputs_confirmed
+        return news
+
     def restore(self, run_id: str, run_dir: Path) -> CheckpointInfo | None:
         """Bring the newest checkpoint that verifies into the run folder, when it is newer than the newest there.
 
-        Takes the lease for the attempt in run.json first, so that a writer of an older attempt stops. Returns None
-        when the store holds no newer one. Raises VerificationError when it holds some and none verifies,
-        SupersededError, OSError. Bad ones are passed over, named in restore.json, and left where they are.
+        Takes the lease for the attempt in run.json first, so that a writer of an older attempt stops; not so when
+        `run_id` is another run, whose checkpoint is only read. Returns None when the store holds no newer one. Raises
+        VerificationError when it holds some and none verifies, SupersededError, StoreError, OSError. Bad ones are
+        passed over, named in restore.json, and left where they are.
         """
         record = _run_record(run_dir)
         if record is None:
             raise NotFoundError(f"{run_dir} holds no {names.RUN_RECORD}")
-        folder = self._folder(run_id)
-        self._take_lease(folder, record)
+        objects, folder = self.objects(), self._folder(run_id)
+        if run_id == record.run_id:
+            self._take_lease(objects, folder, record)
         local_root = run_dir / names.CHECKPOINTS
         local, _ = checkpoints.newest(local_root)
-        source = folder / names.CHECKPOINTS
-        slot, passed, commits = store_slots.restore_newest(source, local_root, local.step if local else -1)
-        if slot is not None or passed:
+        source = f"{folder}/{names.CHECKPOINTS}"
+        slot, passed, commits = store_slots.restore_newest(objects, source, local_root, local.step if local else -1)
+        note = "" if commits else self.recognise()
+        if slot is not None or passed or note:
+            reached = slot.step if slot else local.step if local else None
             report = {
                 "v": names.RECORD_VERSION,
                 "attempt": record.attempt,
+                "from": run_id,
                 "step": slot.step if slot else None,
                 "at": time.time(),
-                "passed_over": [{"name": bad.name, "step": bad.step, "why": bad.why} for bad in passed],
+                "note": note,
+                "passed_over": [
+                    {"name": bad.name, "step": bad.step, "why": bad.why, "steps_lost": _lost(bad.step, reached)}
+                    for bad in passed
+                ],
             }
             files.write_json(run_dir / names.RESTORED, report)
         if slot is None and local is None and commits:
@@ -155,30 +181,46 @@ class Store:
             )
         return slot.info(CheckpointLevel.CONFIRMED) if slot is not None else None
 
+    def recognise(self) -> str:
+        """One line about a store that does not know this project; empty when it does. Raises StoreError."""
+        objects, project = self.objects(), store_choice.project_of(self._home)
+        found = objects.list("")
+        if project in found:
+            return ""
+        if not found:
+            return f"the store {objects.where} is empty: {project} begins there"
+        if names.STORE_RUNS in found or names.STORE_VMS in found:
+            return f"the store {objects.where} is the folder of one project, not the one that holds projects"
+        others = [name for name in found[:20] if names.STORE_RUNS in objects.list(name)]
+        if others:
+            return f"the store {objects.where} holds {', '.join(others[:5])} and nothing of {project}"
+        return f"the store {objects.where} holds other people's files and nothing of {project}"
+
     def exit_record(self, run_id: str) -> ExitRecord | None:
         """How a run ended whose output is in the store; None while it has not, or nobody knows it here."""
         if not self.available:
             return None
-        data = files.read_json(self._folder(run_id) / names.EXIT)
         try:
-            return ExitRecord.from_json(data) if data is not None else None
-        except UsageError:
+            data = self.objects().read(f"{self._folder(run_id)}/{names.EXIT}", RECORD_MAX_BYTES)
+            return ExitRecord.from_json(store_slots.parse(data)) if data is not None else None
+        except (UsageError, VerificationError):
             return None
 
     def fetch_run(self, run_id: str, dest: Path) -> Path:
         """Copy what a finished run left (artifacts, bundle, results, records) to `dest`, checked against its hashes.
 
-        `dest` appears when all of it is there and right. Raises VerificationError and OSError.
+        `dest` appears when all of it is there and right. Raises VerificationError, StoreError and OSError.
         """
-        source = self._folder(run_id)
-        outputs = files.read_json(source / names.OUTPUTS)
-        if not isinstance(outputs, dict) or outputs.get("sha256") != checkpoints.manifest_digest(outputs):
+        objects, source = self.objects(), self._folder(run_id)
+        data = objects.read(f"{source}/{names.OUTPUTS}", RECORD_MAX_BYTES)
+        listing = store_slots.parse(data) if data is not None else None
+        if not isinstance(listing, dict) or listing.get("sha256") != checkpoints.manifest_digest(listing):
             raise VerificationError(f"{names.OUTPUTS} of {run_id} is missing, cut or damaged in the store")
         dest.parent.mkdir(parents=True, exist_ok=True)
         with checkpoints.staging(dest.parent) as staged:
-            for entry in outputs["files"]:
-                _fetch_output(source, staged, run_id, entry)
-            shutil.copyfile(source / names.EXIT, staged / names.EXIT)
+            for entry in listing["files"]:
+                _fetch_output(objects, source, staged, run_id, entry)
+            objects.get(f"{source}/{names.EXIT}", staged / names.EXIT)
             if dest.exists():
                 shutil.rmtree(dest)
             os.replace(staged, dest)
@@ -186,92 +228,136 @@ class Store:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _folder(self, run_id: str) -> Path:
-        root = self._home.store_path()
-        if root is None:
-            raise NotFoundError("no durable store is mounted", hint="mount it and run the bootstrap cell again")
-        if not root.is_dir():
-            raise OSError(f"the store {root} is gone")
-        return root / str(self._home.record().get("project") or "project") / names.VM_RUNS / run_id
+    def _folder(self, run_id: str) -> str:
+        return f"{store_choice.project_of(self._home)}/{names.STORE_RUNS}/{run_id}"
 
-    def _root(self) -> tuple[int, int]:
-        path = self._home.store_path()
-        found = path.stat() if path is not None else None
-        return (found.st_dev, found.st_ino) if found is not None else (0, 0)
+    def _known(self, run_dir: Path, record: RunRecord) -> Progress:
+        known = self._progress.get(run_dir)
+        if known is None or known.attempt != record.attempt:
+            known = self._progress[run_dir] = Progress(record.attempt)
+        return known
 
-    def _is_due(self, known: _Progress, run_dir: Path, newest: Path | None) -> bool:
+    def _is_due(self, known: Progress, run_dir: Path) -> bool:
+        newest = next(iter(known.local(run_dir)), None)
         if newest is not None and checkpoints.step_of(newest) != (known.mounted.step if known.mounted else None):
             return True
-        if known.copied.get(names.RUN_RECORD) != _stamp(run_dir / names.RUN_RECORD):
+        if known.copied.get(names.RUN_RECORD) != stamp_of(run_dir / names.RUN_RECORD):
             return True
         return time.monotonic() - known.status_at >= STATUS_EVERY_S
 
-    def _take_lease(self, target: Path, record: RunRecord) -> None:
-        path = target / names.LEASE
-        lease = files.read_json(path)
-        held = int(lease.get("attempt", 0)) if isinstance(lease, dict) else 0
-        holder = str(lease.get("vm_id", "")) if isinstance(lease, dict) else ""
-        if held > record.attempt or (held == record.attempt and holder not in ("", record.vm_id)):
-            raise SupersededError(f"attempt {held} on {holder} has taken {record.run_id} over in the store")
-        if held == record.attempt:
-            return
-        target.mkdir(parents=True, exist_ok=True)
-        if held:
-            for name in _SET_ASIDE:
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(target / name, target / f"{name}.{held}")
-        lease = {"v": names.RECORD_VERSION, "vm_id": record.vm_id, "attempt": record.attempt, "at": time.time()}
-        files.write_json(path, lease)
+    def _bring(
+        self, objects: ObjectStore, target: str, known: Progress, run_dir: Path, record: RunRecord, *, ended: bool
+    ) -> None:
+        if not known.looked:
+            known.look(objects, f"{target}/{names.CHECKPOINTS}", run_dir, record)
+        saved = self._bring_checkpoint(objects, target, known, run_dir, record)
+        known.copy_changed(objects, target, run_dir, [names.RUN_RECORD])
+        if saved or ended or time.monotonic() - known.status_at >= STATUS_EVERY_S:
+            known.copy_changed(objects, target, run_dir, _STATUS_FILES)
+            known.status_at = time.monotonic()
+        if saved or ended:
+            known.copy_changed(objects, target, run_dir, names.GROWING_FILES)
+        if ended:
+            known.finish(objects, target, run_dir, record)
 
-    def _mirror_checkpoint(self, known: _Progress, run_dir: Path, target: Path, record: RunRecord) -> bool:
+    def _bring_checkpoint(
+        self, objects: ObjectStore, target: str, known: Progress, run_dir: Path, record: RunRecord
+    ) -> bool:
         """Copy the newest local checkpoint that is whole, if the store does not have it; True when one was copied."""
-        for folder in _folders(run_dir / names.CHECKPOINTS):
-            step = checkpoints.step_of(folder)
-            if known.mounted is not None and step == known.mounted.step:
+        for folder in known.local(run_dir):
+            if known.mounted is not None and checkpoints.step_of(folder) == known.mounted.step:
                 return False
             try:
-                manifest = checkpoints.read_manifest(folder / names.CHECKPOINT_MANIFEST)
-                slot = store_slots.write_slot(target / names.CHECKPOINTS, folder, manifest, record, _found_bad(run_dir))
-            except VerificationError:
-                if (folder / names.CHECKPOINT_MANIFEST).exists():
-                    continue  # damaged on the local disk: an older one may be whole
-                return False
-            except FileNotFoundError:  # the stage's own retention removed it meanwhile; the next call sees a newer one
+                self._write(objects, target, known, folder, record, run_dir)
+            except LocalDamage as error:
+                if not (folder / names.CHECKPOINT_MANIFEST).exists():
+                    return False  # the stage's own retention removed it meanwhile; the next call sees a newer one
+                _log.warning("%s, %s: %s", record.run_id, folder.name, error.message)
+                known.note_damaged(folder)  # an older one may be whole
+                continue
+            except FileNotFoundError:
                 if folder.exists():
                     raise
                 return False
-            known.mounted = slot.info(CheckpointLevel.MOUNTED)
             return True
         return False
 
-    def _copy_changed(self, known: _Progress, run_dir: Path, target: Path, relatives: Iterable[str]) -> None:
-        for relative in relatives:
-            stamp = _stamp(run_dir / relative)
-            if stamp is None or known.copied.get(relative) == stamp:
-                continue
-            (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            _copy_whole(run_dir / relative, target / relative)
-            known.copied[relative] = stamp
+    def _write(
+        self,
+        objects: ObjectStore,
+        target: str,
+        known: Progress,
+        folder: Path,
+        record: RunRecord,
+        run_dir: Path,
+    ) -> None:
+        try:
+            manifest = checkpoints.verify(folder).manifest  # before anything in the store makes room for it
+        except VerificationError as error:
+            raise LocalDamage(error.message) from None
+        # Looked at anew each time: what a mount had is not always what it has.
+        known.look(objects, f"{target}/{names.CHECKPOINTS}", run_dir, record)
+        victim = store_slots.choose(known.slots, known.bad)
+        known.replace(Slot(victim.key, None))
+        slot = store_slots.write_slot(
+            objects, victim, folder, manifest, record, lambda: self._still_mine(objects, target, record)
+        )
+        known.replace(confirmed_at_once(objects, slot))
+        known.newest = slot.name
 
-    def _finish(self, known: _Progress, run_dir: Path, target: Path, record: RunRecord) -> None:
-        """After an end: artifacts, then the list of all outputs with their hashes, and exit.json last."""
-        outputs = [*_OUTPUT_FILES, *outputs_module.find(run_dir)[0]]
-        self._copy_changed(known, run_dir, target, outputs)
-        entries: list[dict[str, Any]] = [
-            {"path": name, "size": (run_dir / name).stat().st_size, "sha256": files.sha256_file(run_dir / name)}
-            for name in outputs
-            if files.plain_stat(run_dir / name) is not None
-        ]
-        listing: dict[str, Any] = {"v": names.RECORD_VERSION, "run_id": record.run_id, "files": entries}
-        listing["sha256"] = checkpoints.manifest_digest(listing)
-        for entry in entries:
-            there = target / entry["path"]
-            if files.plain_stat(there) is None or files.sha256_file(there) != entry["sha256"]:
-                known.copied.pop(entry["path"], None)  # it is copied again the next time
-                raise VerificationError(f"{entry['path']} reads back from the store with another hash, or not at all")
-        files.write_json(target / names.OUTPUTS, listing)
-        _copy_whole(run_dir / names.EXIT, target / names.EXIT)
-        known.complete_attempt = record.attempt
+    def _take_lease(self, objects: ObjectStore, target: str, record: RunRecord) -> str:
+        """The token of the lease that this attempt holds."""
+        key = f"{target}/{names.LEASE}"
+        lease = _read_lease(objects, key)
+        held, holder = int(lease.get("attempt") or 0), str(lease.get("vm_id") or "")
+        if held and lease.get("command_id", record.command_id) != record.command_id:
+            raise VerificationError(
+                f"{record.run_id} in the store {objects.where} is of another project of the same name",
+                hint=f"give this project a [store] path of its own in {names.PROJECT_FILE}",
+            )
+        if held > record.attempt or (held == record.attempt and holder not in ("", record.vm_id)):
+            raise SupersededError(f"attempt {held} on {holder} has taken {record.run_id} over in the store")
+        if held == record.attempt:
+            return str(lease.get("token") or "untold")
+        if held:
+            for name in _SET_ASIDE:
+                self._set_aside(objects, f"{target}/{name}", held)
+        lease = {
+            "v": names.RECORD_VERSION,
+            "vm_id": record.vm_id,
+            "attempt": record.attempt,
+            "at": time.time(),
+            "token": secrets.token_hex(8),
+            "command_id": record.command_id,
+        }
+        objects.put_bytes(key, files.canonical_json(lease))
+        return str(lease["token"])
+
+    def _set_aside(self, objects: ObjectStore, key: str, attempt: int) -> None:
+        temp = self._home.state / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
+        try:
+            objects.get(key, temp)
+            objects.put(f"{key}.{attempt}", temp)
+            objects.delete(key)
+        except NotFoundError:
+            return
+        finally:
+            temp.unlink(missing_ok=True)
+
+    def _still_mine(self, objects: ObjectStore, target: str, record: RunRecord) -> None:
+        self._take_lease(objects, target, record)
+
+
+def _read_lease(objects: ObjectStore, key: str) -> dict[str, Any]:
+    """Empty when there is none or it can't be read. Raises VerificationError for one of a newer version."""
+    data = objects.read(key, RECORD_MAX_BYTES)
+    lease = store_slots.parse(data) if data is not None else None
+    if not isinstance(lease, dict):
+        return {}
+    version, attempt = lease.get("v"), lease.get("attempt")
+    if isinstance(version, int) and version > names.RECORD_VERSION:
+        raise VerificationError(f"{key} is of version {version}, of a newer Bridgehead", hint="run the bootstrap cell")
+    return lease if isinstance(attempt, int) else {}
 
 
 def _run_record(run_dir: Path) -> RunRecord | None:
@@ -281,46 +367,12 @@ def _run_record(run_dir: Path) -> RunRecord | None:
         return None
 
 
-def _mounted(target: Path, run_dir: Path) -> CheckpointInfo | None:
-    """The newest commit in the store; confirmed when this VM has itself read it back in full."""
-    slot = store_slots.newest_good(target / names.CHECKPOINTS, _found_bad(run_dir))
-    if slot is None:
-        return None
-    restored = files.read_json(run_dir / names.RESTORED)
-    confirmed = isinstance(restored, dict) and restored.get("step") == slot.step
-    return slot.info(CheckpointLevel.CONFIRMED if confirmed else CheckpointLevel.MOUNTED)
+def _lost(step: int, reached: int | None) -> int | None:
+    """Steps that have to be done again because a checkpoint was passed over; None when nobody can tell."""
+    return max(0, step - (reached or 0)) if step >= 0 else None
 
 
-def _found_bad(run_dir: Path) -> dict[str, int]:
-    """Slot name -> step of the commits that the restore of this attempt passed over."""
-    restored = files.read_json(run_dir / names.RESTORED)
-    passed = restored.get("passed_over", []) if isinstance(restored, dict) else []
-    return {str(item["name"]): int(item["step"]) for item in passed}
-
-
-def _folders(root: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
-    if not root.is_dir():
-        return []
-    found = [(step, entry) for entry in root.iterdir() if (step := checkpoints.step_of(entry)) is not None]
-    return [entry for _, entry in sorted(found, reverse=True)]
-
-
-def _newest_folder(root: Path) -> Path | None:
-    return next(iter(_folders(root)), None)
-
-
-def _stamp(path: Path) -> tuple[int, int] | None:
-    found = files.plain_stat(path)
-    return None if found is None else (found.st_mtime_ns, found.st_size)
-
-
-def _copy_whole(source: Path, target: Path) -> None:
-    with source.open("rb") as reader, files.atomic_writer(target) as writer:
-        shutil.copyfileobj(reader, writer, 1 << 20)
-
-
-def _fetch_output(source: Path, staged: Path, run_id: str, entry: dict[str, Any]) -> None:
+def _fetch_output(objects: ObjectStore, source: str, staged: Path, run_id: str, entry: dict[str, Any]) -> None:
     try:
         relative = paths.check_relative(entry["path"])
     except UsageError as error:
@@ -329,13 +381,9 @@ def _fetch_output(source: Path, staged: Path, run_id: str, entry: dict[str, Any]
         ) from None
     target = staged / relative
     target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
     try:
-        with (source / relative).open("rb") as reader, target.open("wb") as writer:
-            while piece := reader.read(1 << 20):
-                digest.update(piece)
-                writer.write(piece)
-    except FileNotFoundError:
+        got = objects.get(f"{source}/{relative}", target)
+    except NotFoundError:
         raise VerificationError(f"{relative} of {run_id} is missing in the store") from None
-    if digest.hexdigest() != entry["sha256"]:
+    if got.sha256 != entry["sha256"]:
         raise VerificationError(f"{relative} of {run_id} has another hash in the store: a damaged block")

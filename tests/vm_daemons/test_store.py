@@ -11,14 +11,15 @@ from pathlib import Path
 import pytest
 
 from bridgehead import checkpoints, files, names
-from bridgehead.errors import SupersededError, VerificationError
+from bridgehead.errors import StoreDenied, StoreFull, StoreGone, SupersededError, VerificationError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import ExitRecord
-from vm_daemons import store as store_module
 from vm_daemons import store_slots
+from vm_daemons.folder_store import FolderStore
 from vm_daemons.home import VmHome
+from vm_daemons.objects import Stored
 from vm_daemons.store import Store
-from vm_daemons.store_slots import SLOTS
+from vm_daemons.store_slots import SLOTS, Slot
 from vm_run_support import run_folder, vm_home
 
 RUN = "train-0001-abc123"
@@ -69,10 +70,19 @@ def data_file(slot: Path, name: str) -> Path:
     return next(path for path in slot.iterdir() if path.name.endswith(name))
 
 
+def slots(drive: Path) -> list[Slot]:
+    root = f"demo/{names.STORE_RUNS}/{RUN}/{names.CHECKPOINTS}"
+    return store_slots.read_slots(FolderStore(drive, proves=False), root)
+
+
+def steps(drive: Path) -> list[int]:
+    return [slot.step for slot in slots(drive) if slot.commit is not None]
+
+
 def slot_of(drive: Path, step: int) -> Path:
-    for slot in store_slots.read_slots(stored(drive) / names.CHECKPOINTS):
+    for slot in slots(drive):
         if slot.step == step:
-            return slot.folder
+            return drive / slot.key
     raise AssertionError(f"no slot holds step {step}")
 
 
@@ -102,15 +112,14 @@ def test_a_checkpoint_is_mounted_with_every_size_and_hash(home: VmHome, run_dir:
     assert commit["sha256"] == checkpoints.manifest_digest(commit)
 
 
-def test_three_slots_in_turn_keep_the_newest_two_while_the_third_is_written(
+def test_slots_in_turn_keep_the_newest_three_while_the_fourth_is_written(
     home: VmHome, run_dir: Path, drive: Path
 ) -> None:
     store = Store(home)
-    for step in (10, 20, 30, 40, 50):
+    for step in (10, 20, 30, 40, 50, 60):
         save(run_dir, step)
         store.mirror(run_dir)
-    steps = [slot.step for slot in store_slots.read_slots(stored(drive) / names.CHECKPOINTS)]
-    assert steps == [50, 40, 30]
+    assert steps(drive) == [60, 50, 40, 30]
 
 
 def test_nothing_changed_costs_no_look_at_the_store(
@@ -157,7 +166,7 @@ def test_a_foreign_file_in_a_slot_is_never_touched(home: VmHome, run_dir: Path, 
         store.mirror(run_dir)
     foreign = ("holiday.jpg", "step-notes.txt")
     kept = [path for path in (stored(drive) / names.CHECKPOINTS).rglob("*") if path.name in foreign]
-    assert [path.read_text() for path in kept] == ["mine"] * 6
+    assert [path.read_text() for path in kept] == ["mine"] * 8
 
 
 def test_log_and_progress_travel_with_a_checkpoint_and_at_the_end_only(
@@ -179,29 +188,35 @@ def test_log_and_progress_travel_with_a_checkpoint_and_at_the_end_only(
 # --- faults while writing ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.ENOTCONN])
+def error_of(store: FolderStore, key: str, code: int) -> Exception:
+    return store._error(key, OSError(code, os.strerror(code)), writing=True)
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, StoreFull), (errno.EIO, StoreGone), (errno.ENOTCONN, StoreGone), (errno.EROFS, StoreDenied)],
+)
 def test_a_store_that_fails_half_way_leaves_no_commit_and_keeps_the_older_ones(
-    home: VmHome, run_dir: Path, drive: Path, monkeypatch: pytest.MonkeyPatch, code: int
+    home: VmHome, run_dir: Path, drive: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
 ) -> None:
     store = Store(home)
     save(run_dir, 10)
     store.mirror(run_dir)
     save(run_dir, 20)
-    real, calls = store_slots.copy_checked, []
+    real = FolderStore.put
 
-    def failing(source: Path, target: Path) -> tuple[int, str]:
-        calls.append(target)
-        if len(calls) == 2:
-            target.write_bytes(source.read_bytes()[:7])
-            raise OSError(code, os.strerror(code))
-        return real(source, target)
+    def failing(self: FolderStore, key: str, source: Path) -> Stored:
+        if key.endswith("state.pt"):
+            source = run_dir / names.RUN_RECORD
+            self.on_bytes = lambda _: (_ for _ in ()).throw(error_of(self, key, code))
+        return real(self, key, source)
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_slots, "copy_checked", failing)
-        with pytest.raises(OSError) as caught:
+        patch.setattr(FolderStore, "put", failing)
+        with pytest.raises(kind):
             store.mirror(run_dir)
-    assert caught.value.errno == code
-    assert [slot.step for slot in store_slots.read_slots(stored(drive) / names.CHECKPOINTS)] == [10, -1, -1]
+    assert steps(drive) == [10]
+    store = Store(home)
     info = store.mirror(run_dir)  # and it catches up once the store works again
     assert info is not None
     assert info.step == 20
@@ -212,7 +227,7 @@ def test_a_mount_that_is_gone_is_an_error_and_nothing_is_written_in_its_place(
 ) -> None:
     save(run_dir, 10)
     drive.rmdir()
-    with pytest.raises(OSError, match="is gone"):
+    with pytest.raises(StoreGone, match="is gone"):
         Store(home).mirror(run_dir)
     assert not drive.exists()
     assert Store(home).probe()["ok"] is False
@@ -222,10 +237,10 @@ def test_a_copy_that_reads_back_differently_is_not_committed(
     home: VmHome, run_dir: Path, drive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(run_dir, 10)
-    real = files.sha256_file
-    monkeypatch.setattr(files, "sha256_file", lambda path, **_: "0" * 64 if drive in path.parents else real(path))
-    Store(home).mirror(run_dir)
-    assert all(slot.commit is None for slot in store_slots.read_slots(stored(drive) / names.CHECKPOINTS))
+    monkeypatch.setattr(FolderStore, "_digest", lambda *_: "0" * 64)
+    with pytest.raises(VerificationError, match="reads back"):
+        Store(home).mirror(run_dir)
+    assert steps(drive) == []
 
 
 # --- lease --------------------------------------------------------------------------------------------
@@ -240,7 +255,7 @@ def test_a_writer_that_finds_a_higher_attempt_stops(home: VmHome, run_dir: Path,
     save(run_dir, 20)
     with pytest.raises(SupersededError):
         old.mirror(run_dir)
-    assert store_slots.read_slots(stored(drive) / names.CHECKPOINTS)[0].step == 10
+    assert steps(drive) == [10]
 
 
 def test_a_new_attempt_keeps_the_log_of_the_one_before(
@@ -361,7 +376,7 @@ def test_the_next_checkpoint_goes_into_the_damaged_slot_and_not_over_the_good_on
     info = store.mirror(other_dir)
     assert info is not None
     assert info.step == 15
-    assert 10 in {slot.step for slot in store_slots.read_slots(stored(drive) / names.CHECKPOINTS)}
+    assert 10 in steps(drive)
 
 
 def test_when_none_verifies_it_says_so_and_does_not_start_from_nothing(
@@ -451,16 +466,16 @@ def test_the_exit_record_comes_last(home: VmHome, run_dir: Path, drive: Path, mo
     (run_dir / names.ARTIFACTS).mkdir()
     (run_dir / names.ARTIFACTS / "encoder.pt").write_bytes(b"e")
     end(run_dir)
-    real = store_module._copy_whole
+    real = FolderStore.put
 
-    def failing(source: Path, target: Path) -> None:
+    def failing(self: FolderStore, key: str, source: Path) -> Stored:
         if source.name == "encoder.pt":
-            raise OSError(errno.ENOSPC, "no room")
-        real(source, target)
+            raise StoreFull("no room")
+        return real(self, key, source)
 
-    monkeypatch.setattr(store_module, "_copy_whole", failing)
+    monkeypatch.setattr(FolderStore, "put", failing)
     store = Store(home)
-    with pytest.raises(OSError, match="no room"):
+    with pytest.raises(StoreFull, match="no room"):
         store.mirror(run_dir)
     assert store.exit_record(RUN) is None
     assert not store.mirrored(run_dir)
@@ -475,7 +490,7 @@ def test_a_store_that_was_emptied_in_the_middle_gets_everything_again(home: VmHo
     store.mirror(run_dir)
     assert store.mirrored(run_dir)
     assert {names.RUN_RECORD, names.EXIT, names.OUTPUTS} <= {path.name for path in stored(drive).iterdir()}
-    assert store_slots.newest_good(stored(drive) / names.CHECKPOINTS, {}) is not None
+    assert steps(drive) == [10]
 
 
 def test_a_store_that_was_away_gets_what_it_missed(home: VmHome, run_dir: Path, drive: Path, tmp_path: Path) -> None:
@@ -492,6 +507,5 @@ def test_a_store_that_was_away_gets_what_it_missed(home: VmHome, run_dir: Path, 
     end(run_dir)
     store.mirror(run_dir)
     assert store.mirrored(run_dir)
-    newest = store_slots.newest_good(stored(drive) / names.CHECKPOINTS, {})
-    assert newest is not None and newest.step == 20
+    assert steps(drive)[0] == 20
     assert files.read_json(stored(drive) / names.RESULTS) == {"step": 20}
