@@ -17,7 +17,7 @@ from typing import Any
 from bridgehead.errors import INTERRUPTED_EXIT_CODE
 from chaos import cache, game, mounts
 from chaos import plan as plans
-from chaos.faults import FAULTS, RESUMING
+from chaos.faults import FAULTS, ON_DRIVE, RESUMING
 from chaos.game import Outcome
 from chaos.mutants import MUTANTS
 
@@ -28,9 +28,9 @@ def run(args: argparse.Namespace) -> int:
         _list()
         return 0
     folder: Path = args.in_snapshot
-    kinds = _kinds(args.kinds)
+    kinds = plans.Kinds(_kinds(args.kinds), RESUMING, ON_DRIVE)
     numbers = [args.only_round] if args.only_round is not None else list(range(args.rounds))
-    todo = [plans.plan(args.seed, number, kinds, RESUMING, second=args.second) for number in numbers]
+    todo = [plans.plan(args.seed, number, kinds, second=args.second) for number in numbers]
     if mounts.compiler():
         mounts.build_clock(folder / mounts.CLOCK_LIBRARY)
     told, pool = cache.reference_for(folder / "code")

@@ -6,10 +6,8 @@ the product's own business, or the attendant's where it takes a user.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -17,6 +15,8 @@ from typing import ClassVar
 from bridgehead import names, processes
 from chaos import mounts, store_check
 from chaos.proxy import Mode
+from chaos.store_check import FolderRun
+from chaos.stores import DriveStore
 from chaos.watch import Watch, daemon_process, runner_process, stage_process
 from chaos.world import Pid, World
 from compute_backends.local_notebook import LocalVm
@@ -272,16 +272,16 @@ class FullLaptopDisk(_Root):
 
 
 class FullStore(_Root):
-    """Also in the middle of a slot: a random rest is left."""
+    """No more room in the store, often in the middle of a slot."""
 
     kind = "store-full"
     hold_range_s = (1.0, 6.0)
 
     def strike(self) -> None:
-        self.world.store_disk.fill(leave_bytes=self.random.choice((0, 0, 40_000, 120_000)))
+        self.world.store.fill()
 
     def heal(self) -> None:
-        self.world.store_disk.empty()
+        self.world.store.empty()
 
 
 class DeadMount(Fault):
@@ -297,6 +297,86 @@ class DeadMount(Fault):
     def heal(self) -> None:
         self.world.store.mount()
         self.world.store_is_well = True
+
+
+class _Drive(Fault):
+    """The mounted Drive misbehaves in its own ways."""
+
+    faults: ClassVar[dict[str, object]] = {}
+    hold_range_s = (3.0, 12.0)
+
+    @classmethod
+    def missing(cls) -> str:
+        return DriveStore.missing()
+
+    def strike(self) -> None:
+        self.world.store.misbehave(**self.faults)
+
+    def heal(self) -> None:
+        self.world.store.misbehave()
+
+
+class ReorderingMount(_Drive):
+    """Later files overtake earlier ones on their way up."""
+
+    kind = "mount-reordering"
+    faults: ClassVar[dict[str, object]] = {"reorder": True, "delay_s": (0.0, 3.0)}
+
+
+class DroppingMount(_Drive):
+    """Files look uploaded and never were."""
+
+    kind = "mount-dropping"
+    faults: ClassVar[dict[str, object]] = {"drop": 0.3}
+
+
+class ZeroingMount(_Drive):
+    """One block of a file arrives as zeros."""
+
+    kind = "mount-zeroing"
+    faults: ClassVar[dict[str, object]] = {"zero": 0.3}
+
+
+class DuplicatingMount(_Drive):
+    """Files arrive twice under one name; the mount shows `name (1)`."""
+
+    kind = "mount-duplicating"
+    faults: ClassVar[dict[str, object]] = {"duplicate": 0.4}
+
+
+class StaleMount(_Drive):
+    """Folders that were listed once keep showing that."""
+
+    kind = "mount-stale"
+    faults: ClassVar[dict[str, object]] = {"stale": True}
+
+
+class SlowMount(_Drive):
+    """Each call takes its time."""
+
+    kind = "mount-slow"
+    faults: ClassVar[dict[str, object]] = {"slow_s": 0.15}
+
+
+class HangingMount(_Drive):
+    """No call returns."""
+
+    kind = "mount-hanging"
+    faults: ClassVar[dict[str, object]] = {"hang": True}
+
+
+class FailingMount(_Drive):
+    """EIO now and then."""
+
+    kind = "mount-failing"
+    faults: ClassVar[dict[str, object]] = {"error": 0.3}
+
+
+class NoUploads(_Drive):
+    """Nothing that was written is uploaded for a while."""
+
+    kind = "mount-holding"
+    faults: ClassVar[dict[str, object]] = {"hold": True}
 
 
 class _Damage(Fault):
@@ -323,7 +403,7 @@ class _Damage(Fault):
         slot, commit = newest
         self.world.damaged.add((folder.name, int(commit["step"])))
         largest = max(commit["files"], key=lambda entry: int(entry["size"]))
-        self._change(slot / largest["stored"])
+        stored.change(f"{slot}/{largest['stored']}", self._altered)
 
     def _damage_local(self, folder: Path) -> None:
         root = folder / names.CHECKPOINTS
@@ -331,20 +411,15 @@ class _Damage(Fault):
         if len(found) < 2:
             raise Missed("the VM holds fewer than two checkpoints")
         largest = max(found[-1].iterdir(), key=lambda path: path.stat().st_size)
-        self._change(largest)
+        FolderRun(largest.parent).change(largest.name, self._altered)
 
-    def _change(self, path: Path) -> None:
-        size = path.stat().st_size
-        at = self.random.randrange(max(1, size - _BLOCK_BYTES))
-        with path.open("r+b") as handle:
-            block = os.pread(handle.fileno(), _BLOCK_BYTES, at)
-            changed = (
-                bytes(len(block)) if self.zero else bytes([block[0] ^ (1 << self.random.randrange(8))]) + block[1:]
-            )
-            if changed == block:  # it was zero already
-                changed = bytes([block[0] ^ 1]) + block[1:]
-            os.pwrite(handle.fileno(), changed, at)
-            os.fsync(handle.fileno())
+    def _altered(self, data: bytes) -> bytes:
+        """The same with a zeroed block or a flipped bit."""
+        at = self.random.randrange(max(1, len(data) - _BLOCK_BYTES))
+        if self.zero and any(data[at : at + _BLOCK_BYTES]):
+            end = min(len(data), at + _BLOCK_BYTES)
+            return data[:at] + bytes(end - at) + data[end:]
+        return data[:at] + bytes([data[at] ^ (1 << self.random.randrange(8))]) + data[at + 1 :]
 
 
 class FlippedLocal(_Damage):
@@ -406,11 +481,13 @@ _ALL: list[type[Fault]] = [
     StopStage, StopDaemons, StopBridge, FreezeVm, TwoVms,
     CutTunnel, SlowTunnel, FlappingTunnel,
     FullVmDisk, FullLaptopDisk, FullStore, DeadMount,
+    ReorderingMount, DroppingMount, ZeroingMount, DuplicatingMount, StaleMount, SlowMount, HangingMount, FailingMount,
+    NoUploads,
     FlippedLocal, ZeroedLocal, FlippedStored, ZeroedStored,
     VmClock, LaptopClock,
 ]  # fmt: skip
 FAULTS: dict[str, type[Fault]] = {fault.kind: fault for fault in _ALL}
-Make = Callable[[World, Watch, random.Random], Fault]
+ON_DRIVE = frozenset(kind for kind, fault in FAULTS.items() if issubclass(fault, _Drive))
 # After these the run begins again from a checkpoint, so that a second fault can meet it while it resumes.
 RESUMING = frozenset(
     kind

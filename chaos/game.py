@@ -96,7 +96,7 @@ class Outcome:
 def play(plan: Plan, *, code: Path, pool: Path, reference: Reference, where: Path, stop: threading.Event) -> Outcome:
     """Whatever happens is the round's verdict, and nothing is left running. `stop` ends it early."""
     folder = Path(tempfile.mkdtemp(prefix=f"round-{plan.number}-", dir=where))
-    place = World(folder, folder.name, code, pool)
+    place = World(folder, folder.name, code, pool, plan.seed + plan.number if plan.on_drive else None)
     game = _Round(plan, place, reference, stop)
     began = time.monotonic()
     try:

@@ -1,6 +1,6 @@
-"""Disks that can be filled, a store that can vanish, clocks that can jump: what faults need from the machine.
+"""Disks that can be filled, folders that can be bound elsewhere, clocks that can jump: what faults need of the machine.
 
-Small disks are tmpfs mounts and the store is a bind mount, which only root may make; elsewhere they are plain folders
+Small disks are tmpfs mounts, which only root may make; elsewhere they are plain folders
 and the faults that need them say so.
 """
 
@@ -80,42 +80,12 @@ class Disk:
             (self.path / BALLAST).unlink()
 
 
-class Store:
-    """The plain store: a folder that is bound to a mount point, and can be gone from there.
+def bind(source: Path, target: Path) -> None:
+    _run("mount", "--bind", str(source), str(target))
 
-    `path` is what the VM is told, a folder inside of the mount: as on a real drive it is not there when the mount dies.
-    """
 
-    INSIDE = "MyDrive"
-
-    def __init__(self, cloud: Path, mountpoint: Path) -> None:
-        self._cloud = cloud
-        self._mountpoint = mountpoint
-        self._mounted = False
-        self.path = mountpoint / self.INSIDE
-        self.real_root = cloud / self.INSIDE  # where the campaign looks, whatever happens to the mount
-
-    def mount(self) -> None:
-        self._mountpoint.mkdir(exist_ok=True)
-        self.real_root.mkdir(exist_ok=True)
-        if not can_mount():
-            self.path.symlink_to(self.real_root)
-        elif not self._mounted:
-            _run("mount", "--bind", str(self._cloud), str(self._mountpoint))
-        self._mounted = True
-
-    def unmount(self) -> None:
-        """The mount dies: the mount point is an ordinary empty folder."""
-        if not self._mounted:
-            return
-        self._mounted = False
-        if can_mount():
-            _run("umount", "-l", str(self._mountpoint), check=False)
-        else:
-            self.path.unlink(missing_ok=True)
-
-    def own_pids(self) -> list[int]:
-        return []
+def unbind(target: Path) -> None:
+    _run("umount", "-l", str(target), check=False)
 
 
 def _run(*argv: str, check: bool = True) -> None:

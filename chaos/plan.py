@@ -39,14 +39,25 @@ class Plan:
     seed: int
     strikes: list[Strike]
     with_dice: bool  # the user's own script runs beside pretraining
+    on_drive: bool  # the store is the double of a mounted Drive, not a folder
     tell_the_ledger: bool  # new VMs are made by `up --runtime local`, which reports dead ones, or by `vm start`
 
 
-def plan(seed: int, number: int, kinds: Sequence[str], resuming: frozenset[str], *, second: float = 0.6) -> Plan:
+@dataclass(frozen=True)
+class Kinds:
+    """What can strike. `resuming` make the run begin again; `on_drive` need the double of a mounted Drive."""
+
+    all: Sequence[str]
+    resuming: frozenset[str]
+    on_drive: frozenset[str]
+
+
+def plan(seed: int, number: int, known: Kinds, *, second: float = 0.6) -> Plan:
     """Round `number` (from 0). `second`: how often two faults strike.
 
     Each kind comes first once in every len(kinds) rounds.
     """
+    kinds = known.all
     cycle, place = divmod(number, len(kinds))
     deck = list(kinds)
     random.Random(f"{seed}:deck:{cycle}").shuffle(deck)
@@ -54,8 +65,10 @@ def plan(seed: int, number: int, kinds: Sequence[str], resuming: frozenset[str],
     first = deck[place]
     strikes = [_first(draw, first)]
     if draw.random() < second:
-        strikes.append(_second(draw, draw.choice(list(kinds)), after_resume=first in resuming))
-    return Plan(number, seed, strikes, with_dice=number % 4 == 1, tell_the_ledger=draw.random() < 0.5)
+        strikes.append(_second(draw, draw.choice(list(kinds)), after_resume=first in known.resuming))
+    needs_drive = any(strike.kind in known.on_drive for strike in strikes)
+    on_drive = needs_drive or (draw.random() < 0.3 and bool(known.on_drive & set(kinds)))
+    return Plan(number, seed, strikes, number % 4 == 1, on_drive, tell_the_ledger=draw.random() < 0.5)
 
 
 def _first(draw: random.Random, kind: str) -> Strike:

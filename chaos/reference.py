@@ -74,7 +74,7 @@ def artifact_digests(code: Path, run_dir: Path) -> dict[str, str] | None:
 def _run(code: Path, pool: Path, folder: Path, spec: StageSpec, words: list[str]) -> Path:
     run_dir = folder / spec.name
     run_dir.mkdir()
-    record = RunRecord("reference", spec.name, "chaos", "", 1, "", time.time(), spec)
+    record = RunRecord("reference", spec.name, workload.PROJECT, "", 1, "", time.time(), spec)
     files.write_json(run_dir / names.RUN_RECORD, record.to_json())
     result = subprocess.run(
         [sys.executable, *words],

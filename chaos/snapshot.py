@@ -14,7 +14,7 @@ from pathlib import Path
 PACKAGES = (
     "bridgehead", "bridge", "vm_daemons", "stages", "export", "compute_backends", "run_control", "notebooks", "chaos",
 )  # fmt: skip
-ALSO = ("tests/doubles",)  # when there
+ALSO = ("tests/doubles", "tests/support.py")  # what the store's double is made of, when there
 _TRIES = 3
 
 
@@ -40,6 +40,8 @@ def copy(source: Path, target: Path, patches: tuple[Patch, ...] = ()) -> None:
     for package in (*PACKAGES, *ALSO):
         if (source / package).is_dir():
             _copy_tree(source / package, target / Path(package).name)
+        elif (source / package).is_file():
+            shutil.copyfile(source / package, target / Path(package).name)
     for patch in patches:
         _apply(patch, target / patch.file)
 

@@ -4,62 +4,99 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bridgehead import names
 
 _PREFIX = "slot-"
 
 
-def readable_steps(run_folder: Path) -> set[int]:
-    """The steps of all checkpoints of a run below <store>/<project>/runs/<run> of which every byte is right."""
+class StoredRun(Protocol):
+    """What the store really holds of one run, whatever a mount of it shows. Paths are relative to the run."""
+
+    def names(self, folder: str) -> list[str]:
+        """Sorted names in a folder, none when there is no such folder."""
+        ...
+
+    def versions(self, path: str) -> list[bytes]:
+        """What lies under this name: one, none, or several on a drive that allows equal names."""
+        ...
+
+    def change(self, path: str, alter: Callable[[bytes], bytes]) -> None:
+        """Damage it in place. Raises OSError when it is not there."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderRun:
+    """A StoredRun that is a folder."""
+
+    folder: Path
+
+    def names(self, folder: str) -> list[str]:
+        try:
+            return sorted(entry.name for entry in (self.folder / folder).iterdir())
+        except OSError:
+            return []
+
+    def versions(self, path: str) -> list[bytes]:
+        try:
+            return [(self.folder / path).read_bytes()]
+        except OSError:
+            return []
+
+    def change(self, path: str, alter: Callable[[bytes], bytes]) -> None:
+        data = alter((self.folder / path).read_bytes())
+        with (self.folder / path).open("r+b") as handle:
+            handle.write(data)
+
+
+def readable_steps(run: StoredRun) -> set[int]:
+    """The steps of all its checkpoints of which every byte is right."""
     found = set()
-    for slot in _slots(run_folder):
-        commit = _commit(slot)
-        if commit is not None and all(_is_right(slot, entry) for entry in commit["files"]):
-            found.add(int(commit["step"]))
+    for slot in _slots(run):
+        for commit in _commits(run, slot):
+            if all(_is_right(run, slot, entry) for entry in commit["files"]):
+                found.add(int(commit["step"]))
     return found
 
 
-def newest_slot(run_folder: Path) -> tuple[Path, dict[str, Any]] | None:
+def newest_slot(run: StoredRun) -> tuple[str, dict[str, Any]] | None:
     """The slot of the highest committed step, and its commit."""
-    commits = [(slot, commit) for slot in _slots(run_folder) if (commit := _commit(slot)) is not None]
+    commits = [(slot, commit) for slot in _slots(run) for commit in _commits(run, slot)]
     return max(commits, key=lambda pair: int(pair[1]["step"]), default=None)
 
 
-def in_the_making(run_folder: Path) -> bool:
+def in_the_making(run: StoredRun) -> bool:
     """Whether a slot holds files and no commit: an upload is under way, or was cut short."""
-    for slot in _slots(run_folder):
-        try:
-            present = {entry.name for entry in slot.iterdir()}
-        except OSError:
-            continue
+    for slot in _slots(run):
+        present = run.names(slot)
         if present and names.SLOT_COMMIT not in present:
             return True
     return False
 
 
-def _slots(run_folder: Path) -> list[Path]:
-    root = run_folder / names.CHECKPOINTS
-    try:
-        return sorted(entry for entry in root.iterdir() if entry.name.startswith(_PREFIX))
-    except OSError:
-        return []
+def _slots(run: StoredRun) -> list[str]:
+    return [f"{names.CHECKPOINTS}/{name}" for name in run.names(names.CHECKPOINTS) if name.startswith(_PREFIX)]
 
 
-def _commit(slot: Path) -> dict[str, Any] | None:
-    try:
-        commit = json.loads((slot / names.SLOT_COMMIT).read_bytes())
-        int(commit["step"]), list(commit["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return dict(commit)
+def _commits(run: StoredRun, slot: str) -> list[dict[str, Any]]:
+    found = []
+    for data in run.versions(f"{slot}/{names.SLOT_COMMIT}"):
+        try:
+            commit = json.loads(data)
+            int(commit["step"]), list(commit["files"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        found.append(dict(commit))
+    return found
 
 
-def _is_right(slot: Path, entry: dict[str, Any]) -> bool:
-    try:
-        data = (slot / entry["stored"]).read_bytes()
-    except (OSError, KeyError):
-        return False
-    return bool(len(data) == entry["size"] and hashlib.sha256(data).hexdigest() == entry["sha256"])
+def _is_right(run: StoredRun, slot: str, entry: dict[str, Any]) -> bool:
+    for data in run.versions(f"{slot}/{entry.get('stored')}"):
+        if len(data) == entry.get("size") and hashlib.sha256(data).hexdigest() == entry.get("sha256"):
+            return True
+    return False

@@ -13,6 +13,7 @@ from typing import Any
 
 from bridgehead import names
 
+PROJECT = "chaos"
 LINES = "lines"
 DICE = "dice"
 TRUTH_ENV = "CHAOS_TRUTH"  # the folder of the markers; inherited by every process of a VM
@@ -31,7 +32,7 @@ DICE_CONFIG: dict[str, Any] = {"steps": 150, "save_every": 10, "pause_s": 0.02}
 
 _TOML = """\
 [project]
-name = "chaos"
+name = "{project}"
 
 [payload]
 include = ["*.py"]
@@ -121,6 +122,7 @@ class Shell:
 def write_project(root: Path) -> None:
     """The project file and the scripts of one round."""
     text = _TOML.format(
+        project=PROJECT,
         lost_after_s=LOST_AFTER_S,
         prefix=names.SHIPPED_COMMAND_PREFIX,
         pretrain=names.PRETRAIN,

@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names, pairing, processes
-from chaos import mounts, workload
+from chaos import mounts, stores, workload
 from chaos.log_check import Life
 from chaos.proxy import Proxy
+from chaos.store_check import StoredRun
 from compute_backends.local_notebook import CONTENT, VM_HOME, LocalNotebook, LocalVm
 from run_control import notebook, views
 from run_control.project import Project
@@ -75,6 +76,7 @@ class World:
     tag: str
     code: Path  # the copy of the packages that is under attack
     pool: Path  # a made clips pool, shared by all VMs
+    drive_seed: int | None = None  # the store is the double of a mounted Drive, with this seed; None: a plain folder
     clock: dict[str, Path] = field(default_factory=dict)  # laptop, vm -> the file that says how wrong its clock is
     lives: dict[str, list[VmLife]] = field(default_factory=dict)  # by run
     frozen: set[str] = field(default_factory=set)  # VMs by name
@@ -103,7 +105,11 @@ class World:
         self.project.vms.mkdir()
         self.vm_disk = self._disk(self.project.vms, _VM_DISK_MB)
         self.store_disk = self._disk(self.cloud, _STORE_MB)
-        self.store = mounts.Store(self.cloud, self.folder / "mount")
+        mountpoint = self.folder / "mount"
+        if self.drive_seed is None:
+            self.store: stores.Store = stores.FolderStore(self.cloud, mountpoint, self.store_disk)
+        else:
+            self.store = stores.DriveStore(self.cloud, mountpoint, self.drive_seed)
         self.store.mount()
         self.project.drive.symlink_to(self.store.path)
         for name in ("laptop", "vm"):
@@ -132,7 +138,8 @@ class World:
         self.proxy.stop()
         if keep:
             self._keep_evidence()
-        self.store.unmount()
+        if hasattr(self, "store"):
+            self.store.close()
         for disk in reversed(self._disks):
             disk.unmount()
         return shown
@@ -222,6 +229,8 @@ class World:
         self.wiped.add(name)
         self.backend.kill(LocalVm(name))
         self.frozen.discard(name)
+        if not self.living():
+            self.store.lose()
 
     def note_lives(self, name: str) -> None:
         """Remember the growing files of a VM's runs as they are now: its last words."""
@@ -241,8 +250,8 @@ class World:
     def runs(self) -> list[views.RunView]:
         return views.runs(self.project)
 
-    def stored_run(self, run_id: str) -> Path:
-        return self.store.real_root / "chaos" / names.STORE_RUNS / run_id
+    def stored_run(self, run_id: str) -> StoredRun:
+        return self.store.run(f"{workload.PROJECT}/{names.STORE_RUNS}/{run_id}")
 
     def bridge_pid(self) -> Pid | None:
         record = files.read_json(self.project.bridge_record)
@@ -252,7 +261,7 @@ class World:
 
     def tagged(self) -> list[int]:
         """Every process of this round but what belongs to the campaign itself."""
-        return processes.tagged(TAG, self.tag, but_not=self.store.own_pids())
+        return processes.tagged(TAG, self.tag, but_not=self.store.own_pids() if hasattr(self, "store") else ())
 
     def keep_vms(self) -> None:
         """Copy what is still on the VMs: `down` wipes their disks."""

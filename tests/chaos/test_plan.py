@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from chaos import plan
-from chaos.faults import FAULTS, RESUMING
+from chaos.faults import FAULTS, ON_DRIVE, RESUMING
 from chaos.plan import When
 
-KINDS = list(FAULTS)
+KINDS = plan.Kinds(list(FAULTS), RESUMING, ON_DRIVE)
 
 
 def test_the_same_seed_and_round_give_the_same_plan_and_another_seed_another_one() -> None:
     def whole(seed: int) -> list[plan.Plan]:
-        return [plan.plan(seed, number, KINDS, RESUMING) for number in range(60)]
+        return [plan.plan(seed, number, KINDS) for number in range(60)]
 
     assert whole(3) == whole(3)
     assert whole(3) != whole(4)
@@ -19,17 +19,23 @@ def test_the_same_seed_and_round_give_the_same_plan_and_another_seed_another_one
 
 def test_every_kind_comes_in_as_many_rounds_as_there_are_kinds() -> None:
     for seed in range(5):
-        first = {plan.plan(seed, number, KINDS, RESUMING).strikes[0].kind for number in range(len(KINDS))}
-        assert first == set(KINDS)
+        first = {plan.plan(seed, number, KINDS).strikes[0].kind for number in range(len(FAULTS))}
+        assert first == set(FAULTS)
 
 
 def test_faults_strike_at_all_the_moments_that_the_issue_names() -> None:
-    strikes = [strike for number in range(200) for strike in plan.plan(0, number, KINDS, RESUMING).strikes]
+    strikes = [strike for number in range(200) for strike in plan.plan(0, number, KINDS).strikes]
     assert {strike.when for strike in strikes} == set(When)
 
 
 def test_a_second_fault_during_a_resume_follows_one_that_makes_the_run_resume() -> None:
     for number in range(200):
-        strikes = plan.plan(1, number, KINDS, RESUMING).strikes
+        strikes = plan.plan(1, number, KINDS).strikes
         if strikes[-1].when is When.RESUME:
             assert strikes[0].kind in RESUMING
+
+
+def test_what_only_a_mounted_drive_does_strikes_on_one() -> None:
+    for number in range(200):
+        made = plan.plan(2, number, KINDS)
+        assert made.on_drive or not {strike.kind for strike in made.strikes} & ON_DRIVE

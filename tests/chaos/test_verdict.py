@@ -13,6 +13,7 @@ from bridgehead import names
 from bridgehead.names import FailureClass, RunState
 from chaos import log_check, store_check
 from chaos.log_check import Life
+from chaos.store_check import FolderRun
 from chaos.verdict import CommandSeen, Verdict, half_files
 
 
@@ -151,25 +152,25 @@ def _slot(run: Path, name: str, step: int, data: bytes) -> Path:
 def test_a_forged_confirmed_fails(tmp_path: Path) -> None:
     _slot(tmp_path, "slot-a", 10, b"ten" * 100)
     newer = _slot(tmp_path, "slot-b", 20, b"twenty" * 100)
-    assert store_check.readable_steps(tmp_path) == {10, 20}
+    assert store_check.readable_steps(FolderRun(tmp_path)) == {10, 20}
     (newer / "f").write_bytes(b"twenty" * 99 + b"twentY")
-    assert store_check.readable_steps(tmp_path) == {10}
+    assert store_check.readable_steps(FolderRun(tmp_path)) == {10}
     verdict = Verdict()
-    verdict.judge_confirmed("pretrain-1", 10, store_check.readable_steps(tmp_path))
+    verdict.judge_confirmed("pretrain-1", 10, store_check.readable_steps(FolderRun(tmp_path)))
     assert verdict.ok
-    verdict.judge_confirmed("pretrain-1", 20, store_check.readable_steps(tmp_path))
+    verdict.judge_confirmed("pretrain-1", 20, store_check.readable_steps(FolderRun(tmp_path)))
     assert verdict.false_confirmed == 1
 
 
 def test_a_missing_file_a_cut_commit_and_an_empty_store_are_not_readable(tmp_path: Path) -> None:
-    assert store_check.readable_steps(tmp_path) == set()
+    assert store_check.readable_steps(FolderRun(tmp_path)) == set()
     (_slot(tmp_path, "slot-a", 10, b"x") / "f").unlink()
     commit = _slot(tmp_path, "slot-b", 20, b"y") / names.SLOT_COMMIT
     commit.write_bytes(commit.read_bytes()[:-5])
-    assert store_check.readable_steps(tmp_path) == set()
-    assert store_check.in_the_making(tmp_path) is False
+    assert store_check.readable_steps(FolderRun(tmp_path)) == set()
+    assert store_check.in_the_making(FolderRun(tmp_path)) is False
     commit.unlink()
-    assert store_check.in_the_making(tmp_path) is True
+    assert store_check.in_the_making(FolderRun(tmp_path)) is True
 
 
 # --- in/ ---------------------------------------------------------------------------------------
