@@ -20,17 +20,19 @@ from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
-from vm_daemons import payload
+from vm_daemons import payload, store_choice
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
 from vm_daemons.inputs import Inputs
 from vm_daemons.journal import Journal, Step
+from vm_daemons.peers import Peers, signer
 from vm_daemons.run_keeper import RunKeeper
 from vm_daemons.scheduler import InputState, Waiting, plan
 from vm_daemons.store import Store
-from vm_daemons.task import Phase, Task
+from vm_daemons.takeover import TakeOver
+from vm_daemons.task import Phase, Proof, Task
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class CommandDaemon:
         self._client = client
         self._store = store
         self._capacity = capacity
-        self._journal = Journal(home.journal)
+        self._journal = Journal(home.journal, sign=signer(home))
         self._vm_id = str(home.record()["vm_id"])
         self._tasks: dict[str, Task] = {}  # by command id; runs and shell commands that are not over
         self._syncs: dict[str, Command] = {}  # under way
@@ -78,7 +80,7 @@ class CommandDaemon:
             self._journal,
             hand_over=self._hand_over,
             report=self._report,
-            superseded=self._abandon,
+            superseded=self._contest,
             handed_over=self._let_go,
             sync=lambda: _sync(client, home),
         )
@@ -87,11 +89,25 @@ class CommandDaemon:
             client, self._vm_id, self._journal, disputed=self._when_disputed, settled=self._when_settled
         )
         self._poller = Poller(client, self._journal.highest_delivery, self._when_delivered)
+        self._take_over = TakeOver(
+            home,
+            self._journal,
+            Peers(home, lambda: store_choice.choose(home)),
+            self._tasks,
+            has_store=lambda: store.available,
+            silent_since=lambda: self._poller.silent_since,
+            hand_over=self._hand_over,
+            begin=self._take,
+            report=self._report,
+            abandon=self._abandon,
+            changed=self._look_again,
+        )
         self._replay()
 
     def run(self) -> None:
         self._outbox.start()
         self._poller.start()
+        self._take_over.start()
         while not self._stopping:
             try:
                 pause_s = self.step()
@@ -104,6 +120,7 @@ class CommandDaemon:
     def stop(self) -> None:
         """Leave the loop. Stages go on."""
         self._stopping = True
+        self._take_over.stop()
         self._poller.stop()
         self._outbox.stop()
         self._wake.set()
@@ -118,6 +135,7 @@ class CommandDaemon:
                 raise
         self._accept()
         self._read_revoked()
+        self._take_over.step()
         dying = self._keeper.kill_dying()
         for task in list(self._tasks.values()):
             record = self._keeper.watch(task)
@@ -137,8 +155,8 @@ class CommandDaemon:
 
     def _when_settled(self, command: Command) -> None:
         task = self._tasks.get(command.id)
-        if task is not None and task.disputed:
-            self._hand_over(lambda: self._dispute(command, disputed=False))
+        if task is not None and (task.disputed or task.proof is Proof.TOLD):
+            self._hand_over(lambda: self._settle(command))
 
     def _when_inputs_found(self, states: dict[str, RunState]) -> None:
         self._hand_over(lambda: self._learn(states))
@@ -152,6 +170,16 @@ class CommandDaemon:
         if task is not None and task.command.attempt == command.attempt:
             task.disputed, self._keeper.dirty = disputed, True
 
+    def _settle(self, command: Command) -> None:
+        self._dispute(command, disputed=False)
+        self._take_over.settled(command)
+
+    def _look_again(self) -> None:
+        self._keeper.dirty = True
+
+    def _contest(self, command: Command) -> None:
+        self._take_over.contest(command)
+
     def _hand_over(self, action: Callable[[], None]) -> None:
         self._events.put(action)
         self._wake.set()
@@ -162,6 +190,7 @@ class CommandDaemon:
             self._fresh.extend(self._journal.accept(self._undigested))
             self._undigested = []
             for command in again:  # delivered again: perhaps our answers were lost
+                self._take_over.told(command)
                 self._report(command)
         while self._fresh:
             self._take(self._fresh[0])
@@ -174,11 +203,16 @@ class CommandDaemon:
         elif command.verb == Verb.SYNC:
             self._report(command)
             self._sync(command)
+        elif command.verb == Verb.SH and command.former_vm:  # begun elsewhere: it is never started a second time
+            reason = f"{command.former_vm} is dead, and nobody knows what it did"
+            self._answer(command, names.Ack.UNKNOWN, reason=reason)
         elif command.verb in (Verb.RUN, Verb.SH) and command.spec is not None and paths.is_run_id(command.run_id):
             former = self._tasks.get(command.id)
             if former is not None:  # this VM lost the run and got it back; its old attempt may not go on
                 self._abandon(former.command)
-            self._tasks[command.id] = Task(command)
+            task = self._tasks[command.id] = Task(command)
+            entry = self._journal.entry(command)
+            self._take_over.admit(task, accepted=entry is not None and bool(entry.acked or entry.starts))
             self._keeper.dirty = True
             self._report(command)
         else:
@@ -247,7 +281,8 @@ class CommandDaemon:
     def _held_back(self, task: Task) -> bool:
         """A run after a sync in the queue gets the new payload; one whose old attempt is still dying waits for that."""
         after_sync = any(sync.seq < task.command.seq for sync in self._syncs.values())
-        return after_sync or task.disputed or self._keeper.is_dying(task.command.run_id)
+        unproven = task.proof is not Proof.GIVEN or bool(task.contested_at)
+        return after_sync or unproven or task.disputed or self._keeper.is_dying(task.command.run_id)
 
     # --- end -----------------------------------------------------------------------------------------
 
@@ -334,7 +369,9 @@ class CommandDaemon:
 
     def _report(self, command: Command) -> None:
         """Let the laptop know how the command stands."""
-        entry = self._journal.entry(command)
+        entry, task = self._journal.entry(command), self._tasks.get(command.id)
+        if task is not None and task.proof is Proof.NEEDED and task.command.attempt == command.attempt:
+            return  # to accept it is to say that its former VM is dead
         if entry is not None:
             self._outbox.put(entry)
 

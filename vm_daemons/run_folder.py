@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import time
 from pathlib import Path
 
-from bridgehead import checkpoints, files, names
-from bridgehead.errors import UsageError
+from bridgehead import checkpoints, files, image, names
+from bridgehead.errors import UsageError, VerificationError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord, RunRecord
+from vm_daemons import inherit
 from vm_daemons.home import VmHome
 from vm_daemons.store import Store
 
@@ -66,6 +65,11 @@ def exit_record(run_dir: Path) -> ExitRecord | None:
         return None
 
 
+def has_ended(home: VmHome, command: Command) -> bool:
+    record = exit_record(home.run(command.run_id))
+    return record is not None and record.attempt == command.attempt
+
+
 def has_left(run_dir: Path, attempt: int) -> bool:
     """Whether all that this attempt made has reached store and laptop."""
     mirrored = files.read_json(run_dir / names.MIRRORED)
@@ -78,8 +82,10 @@ def fetched_input(home: VmHome, run_id: str) -> Path:
 
 def needs_store(home: VmHome, command: Command) -> bool:
     """Whether something has to be brought from the store before the stage can start."""
-    later = command.attempt > 1 and command.verb == Verb.RUN
-    return later or any(_local_input(home, run_id) is None for run_id in command.inputs.values())
+    later = command.attempt > 1 or (command.spec is not None and command.spec.resume_from)
+    return bool(command.verb == Verb.RUN and later) or any(
+        _local_input(home, run_id) is None for run_id in command.inputs.values()
+    )
 
 
 def runs_payload(command: Command) -> bool:
@@ -96,16 +102,44 @@ def note_payload(home: VmHome, command: Command) -> None:
 def prepare(home: VmHome, store: Store, command: Command) -> dict[str, Path]:
     """Bring inputs and, for a later attempt, the newest checkpoint; stage -> folder of each input.
 
-    Raises VerificationError, SupersededError, OSError. Slow: it copies and hashes.
+    When an earlier attempt turns out to have ended, its outputs and exit.json are there afterwards: nothing is to be
+    started. Raises VerificationError, NotFoundError, SupersededError, StoreError, OSError. Slow: it copies and hashes.
     """
-    if command.attempt > 1 and command.verb == Verb.RUN:
+    if command.verb == Verb.RUN and command.attempt > 1:
+        if store.available:
+            inherit.logs(home, store, command)
+            if _adopt(home, store, command):
+                return {}
         _restore(home, store, command)
+    if command.verb == Verb.RUN and command.spec is not None and command.spec.resume_from:
+        _begin_at(home, store, command, command.spec.resume_from)
     return {stage: _bring_input(home, store, run_id) for stage, run_id in command.inputs.items()}
 
 
 def say(run_dir: Path, line: str) -> None:
     """One line in the run's log, where its owner looks first."""
     files.append_line(run_dir / names.LOG, line, durable=False)
+
+
+def _adopt(home: VmHome, store: Store, command: Command) -> bool:
+    run_dir = home.run(command.run_id)
+    try:
+        ended = inherit.end(home, store, command)
+    except VerificationError as error:
+        say(run_dir, f"--- an earlier attempt had ended, and what it left in the store is damaged: {error}")
+        return False
+    if ended is not None:
+        say(run_dir, f"--- attempt {ended.attempt} had ended ({ended.state}); what it made came from the store")
+    return ended is not None
+
+
+def _begin_at(home: VmHome, store: Store, command: Command, other: str) -> None:
+    """Where the line says resume=: the first attempt begins at the other run's newest checkpoint."""
+    run_dir = home.run(command.run_id)
+    if any(checkpoints.step_of(folder) is not None for folder in (run_dir / names.CHECKPOINTS).glob("*")):
+        return
+    step = inherit.checkpoint_of(home, store, other, run_dir)
+    say(run_dir, f"--- begins at checkpoint {step} of {other}")
 
 
 def _restore(home: VmHome, store: Store, command: Command) -> None:
@@ -126,7 +160,12 @@ def _restore(home: VmHome, store: Store, command: Command) -> None:
 def _passed_over(run_dir: Path) -> list[str]:
     report = files.read_json(run_dir / names.RESTORED)
     bad = report.get("passed_over", []) if isinstance(report, dict) else []
-    return [f"the checkpoint in {item['name']} (step {item['step']}): {item['why']}" for item in bad]
+    return [f"the checkpoint in {item['name']}{_of_step(item['step'])}: {item['why']}" for item in bad]
+
+
+def _of_step(step: object) -> str:
+    """Of a commit that was cut nobody knows the step."""
+    return f" (step {step})" if isinstance(step, int) and step >= 0 else ""
 
 
 def _bring_input(home: VmHome, store: Store, run_id: str) -> Path:
@@ -156,9 +195,5 @@ def _record(home: VmHome, command: Command) -> RunRecord:
         inputs=command.inputs,
         ship_sha256=str(vm.get("ship_sha256") or ""),
         payload_sha256=str(vm.get("payload_sha256") or ""),
-        fingerprint={
-            "python": platform.python_version(),
-            "platform": platform.platform(),
-            "cpu_count": os.cpu_count(),
-        },
+        fingerprint=image.fingerprint(),
     )

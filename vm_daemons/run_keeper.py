@@ -182,6 +182,9 @@ class RunKeeper:
     def _spawn(self, task: Task, inputs: dict[str, Path]) -> None:
         if task.phase is not Phase.PREPARING:
             return  # stopped or lost meanwhile
+        if run_folder.has_ended(self._home, task.command):  # so it had before, on another VM
+            task.phase, self.dirty = Phase.LEAVING, True
+            return
         try:
             if self._wants_payload(task.command):
                 run_folder.note_payload(self._home, task.command)
