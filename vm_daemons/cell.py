@@ -1,57 +1,144 @@
-"""What the notebook cell does for as long as it runs: keep the kernel busy, say a line a minute, mind the daemons.
+"""What the notebook cell does for as long as it runs: keep the kernel busy, say a line a minute, mind the daemons,
+mount the store again when it died, and give the VM back when everything is done and safe.
 
-A notebook VM whose kernel is idle is taken away, however busy its daemons are. So this loop is what keeps the VM.
+A notebook VM whose kernel is idle is taken away, however busy its daemons are. So this loop is what keeps the VM, and
+nothing that goes wrong in one of its chores keeps it from the others.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
 
-from bridgehead import names
+from bridgehead import names, processes
 from bridgehead.records import duration
-from vm_daemons import daemons
+from vm_daemons import beats, daemons, lifetime, release
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
+from vm_daemons.mounting import Remounter
+from vm_daemons.release import Release
 
 LINE_EVERY_S = 60.0
 CHECK_EVERY_S = 5.0
+STUCK_AFTER_S = 300.0  # without a sign of life from a daemon's own loop
+UPLOADER_STUCK_AFTER_S = 900.0  # a sick store may hold it for long, and to be killed helps it only when it hangs
+PATIENCE_MAX_S = 3600.0  # when to be started anew did not help
 
 
 def say(text: str) -> None:
-    """One line under the cell."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """One line under the cell; a front end that is gone must not end the loop."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.write(text + "\n")
+        sys.stdout.flush()
 
 
-def heartbeat_loop(home: VmHome, pause: Callable[[float], None] = time.sleep) -> None:
-    """Runs until it is interrupted, and then stops nothing but itself."""
-    next_line, told = time.monotonic(), ""
+def heartbeat_loop(
+    home: VmHome, pause: Callable[[float], None] = time.sleep, clock: Callable[[], float] = time.monotonic
+) -> None:
+    """Runs until the VM is given back, or until it is interrupted, and then stops nothing but itself."""
+    heart = Heart(home, clock)
     try:
-        while True:
-            try:
-                (home.state / daemons.CELL_MARK).touch()
-                _mind_daemons(home)
-                if time.monotonic() >= next_line:
-                    say(summary(home))
-                    next_line += LINE_EVERY_S
-            except Exception as error:  # noqa: BLE001 - process edge: whatever is wrong, this loop keeps the VM
-                if told != (told := f"trouble: {type(error).__name__}: {error}"):
-                    say(told)
+        while not heart.turn():
             pause(CHECK_EVERY_S)
     except KeyboardInterrupt:
         say("interrupted: only this heartbeat has stopped. Daemons and runs go on; run the cell again to keep the VM.")
+        return
+    say("given back: the cell is done. Run it again for a new start.")
 
 
-def summary(home: VmHome) -> str:
-    """Time, VM, when the laptop last answered, and each run that has not fully left this VM."""
+class Heart:
+    """One turn after the other; `turn` returns True once the VM was given back."""
+
+    def __init__(self, home: VmHome, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home = home
+        self._clock = clock
+        self._watch = beats.Watch(home, clock)
+        self._patience_s: dict[str, float] = {}
+        self._remounter = Remounter(home, say, clock)
+        self._release = Release(home, say, clock)
+        self._verdict: release.Verdict | None = None
+        self._next_line = clock()
+        self._told: dict[str, str] = {}  # by chore: its last trouble, said once
+
+    def turn(self) -> bool:
+        for chore in (
+            self._leave_mark,
+            self._mind_daemons,
+            self._mind_silence,
+            self._remounter.mind,
+            self._look_ahead,
+            self._say_line,
+        ):
+            try:
+                chore()
+                self._told.pop(chore.__name__, None)
+            except Exception as error:  # noqa: BLE001 - process edge: whatever is wrong, this loop keeps the VM
+                self._say_once(chore.__name__, f"trouble: {type(error).__name__}: {error}")
+        try:
+            return self._verdict is not None and self._verdict.now and self._release.go()
+        except Exception as error:  # noqa: BLE001 - the same
+            self._say_once("release", f"trouble with giving the VM back: {type(error).__name__}: {error}")
+            return False
+
+    # --- chores ------------------------------------------------------------------------------------
+
+    def _leave_mark(self) -> None:
+        (self._home.state / daemons.CELL_MARK).touch()
+
+    def _mind_daemons(self) -> None:
+        for name, state in daemons.ensure(self._home).items():
+            if state != "running":
+                self._watch.forget(name)
+                say(f"{name}: {state}; its last words: {_last_line(self._home, name)}")
+
+    def _mind_silence(self) -> None:
+        """Kill a daemon that lives and hangs; the next turn starts it anew."""
+        for name, silent_s in self._watch.look().items():
+            least_s = UPLOADER_STUCK_AFTER_S if name == names.UPLOADER else STUCK_AFTER_S
+            patience_s = self._patience_s.get(name, least_s)
+            if silent_s < CHECK_EVERY_S:
+                self._patience_s.pop(name, None)
+            if silent_s < patience_s or (record := daemons.running(self._home, name)) is None:
+                continue
+            say(f"{name}: it lives, and has given no sign of life for {duration(silent_s)}: killed, and started anew")
+            processes.send(int(record["pid"]), signal.SIGKILL, started_ticks=int(record["start_ticks"]))
+            self._watch.forget(name)
+            self._patience_s[name] = min(PATIENCE_MAX_S, patience_s * 2)
+
+    def _look_ahead(self) -> None:
+        """The cap, and whether the VM may be given back."""
+        self._verdict = None  # of trouble with the look nobody concludes that all is well
+        self._verdict = self._release.look()
+        note = lifetime.outlook(self._home).note
+        if note:
+            self._say_once("cap", f"this VM: {note}")
+
+    def _say_line(self) -> None:
+        now = self._clock()
+        if now >= self._next_line:
+            say(summary(self._home, self._verdict))
+            due = self._next_line + LINE_EVERY_S
+            self._next_line = due if due > now else now + LINE_EVERY_S  # one line, however long this machine slept
+
+    def _say_once(self, chore: str, text: str) -> None:
+        if self._told.get(chore) != text:
+            self._told[chore] = text
+            say(text)
+
+
+def summary(home: VmHome, verdict: release.Verdict | None = None) -> str:
+    """Time, VM, its age, when the laptop last answered, each run that has not fully left it, and why it stays."""
     contact_s = age_s(home.state / daemons.CONTACT_MARK)
     contact = "the laptop has not answered yet" if contact_s is None else f"laptop answered {duration(contact_s)} ago"
-    runs = _run_lines(home)
-    head = f"{time.strftime('%H:%M')} {home.record()['vm_id']} · {contact} · "
-    return head + ("no run" if not runs else "; ".join(runs))
+    seen = lifetime.outlook(home)
+    age = duration(seen.age_s) + (f" of {duration(seen.cap_s)}" if seen.cap_s else "")
+    head = f"{time.strftime('%H:%M')} {home.record()['vm_id']} · {contact} · up {age} · "
+    stays = f" · {release.stays_for(verdict)}" if verdict is not None else ""
+    return head + ("; ".join(_run_lines(home)) or "no run") + stays
 
 
 def _run_lines(home: VmHome) -> list[str]:
@@ -63,12 +150,6 @@ def _run_lines(home: VmHome) -> list[str]:
             except OSError:
                 continue  # too new to have one
     return lines
-
-
-def _mind_daemons(home: VmHome) -> None:
-    for name, state in daemons.ensure(home).items():
-        if state != "running":
-            say(f"{name}: {state}; its last words: {_last_line(home, name)}")
 
 
 def _last_line(home: VmHome, name: str) -> str:

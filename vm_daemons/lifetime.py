@@ -78,8 +78,8 @@ def judge(limits: VmRules, where: str, age: float, *, stored: bool = True, now: 
         note = "there is no durable store: nothing can be handed over before the cap"
     elif left_s <= before_s:
         phase = Phase.SAVING if left_s > before_s / 2 else Phase.HANDING_OVER
-        told = "its cap has passed" if left_s <= 0 else f"its cap is {duration(left_s)} away"
-        note = f"no run starts here any more: {told} ({duration(cap_s)}, {cap_from})"
+        told = "has passed" if left_s <= 0 else "is near"
+        note = f"no run starts here any more: the cap of {duration(cap_s)} {told} ({cap_from})"
     elif before_s < limits.save_before_cap_s:
         note = f"save_before_cap_s is more than half of the cap; {duration(before_s)} is used"
     return Outlook(age, cap_s, cap_from, ends_at, phase, note)

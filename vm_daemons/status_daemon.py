@@ -23,7 +23,7 @@ from typing import Any
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, SupersededError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
-from vm_daemons import daemons
+from vm_daemons import beats, daemons, lifetime
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.gauges import Gauges, age_s
 from vm_daemons.home import VmHome
@@ -91,6 +91,8 @@ class StatusDaemon:
         """Do `step` for ever with the pause that it returns; trouble is told once and tried again, ever slower."""
         backoff, told = Backoff(0.5), ""
         while not self._stopping.is_set():
+            if name == "compose":  # the main thread; the cell starts a daemon anew that gives no sign for minutes
+                beats.beat(self._home, names.STATUS_DAEMON)
             try:
                 pause_s = step()
                 backoff.reset()
@@ -249,6 +251,7 @@ class StatusDaemon:
             python=platform.python_version(),
             store={**self._probe, "ok": False, "error": self._store_trouble} if self._store_trouble else self._probe,
             cell_age_s=age_s(self._home.state / daemons.CELL_MARK),
+            lifetime=lifetime.snapshot(self._home),
             runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
             **self._gauges.snapshot(),
         )
