@@ -20,7 +20,7 @@ from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
-from vm_daemons import payload, store_choice
+from vm_daemons import beats, payload, store_choice
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
 from vm_daemons.client import BridgeClient
@@ -109,6 +109,7 @@ class CommandDaemon:
         self._poller.start()
         self._take_over.start()
         while not self._stopping:
+            beats.beat(self._home, names.COMMAND_DAEMON)
             try:
                 pause_s = self.step()
             except OSError as error:  # a full or sick disk; what could not be written down is tried again
