@@ -284,7 +284,7 @@ class RunKeeper:
         phase, attempt = self._deadline.phase(), task.command.attempt
         if phase is lifetime.Phase.OPEN:
             return
-        if task.phase in (Phase.WAITING, Phase.PREPARING):
+        if task.phase in (Phase.WAITING, Phase.PREPARING) and task.is_ours:
             run_folder.open_attempt(self._home, task.command)
             lifetime.begin_handover(run_dir, attempt)
             lifetime.end_handover(run_dir, attempt)

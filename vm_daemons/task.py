@@ -42,5 +42,10 @@ class Task:
     trouble: str = ""  # the last one that was written to the run's log
 
     @property
+    def is_ours(self) -> bool:
+        """Whether nobody else may still own it, so that this VM can start it or give it away."""
+        return self.proof is Proof.GIVEN and not self.contested_at and not self.disputed
+
+    @property
     def needs(self) -> Needs:
         return self.command.spec.needs if self.command.spec is not None else Needs()
