@@ -35,7 +35,7 @@ def logs(home: VmHome, store: Store, command: Command) -> None:
             continue
         temp = run_dir / f"{files.TEMP_PREFIX}{name}"
         try:
-            store.objects().get(f"{folder}/{name}", temp)
+            store.objects().get(f"{folder}/{_newest(store, folder, name)}", temp)
             uploads.inherit(run_dir, name, temp, told or b"", command.attempt)
             os.replace(temp, run_dir / name)
         except NotFoundError:
@@ -80,6 +80,18 @@ def checkpoint_of(home: VmHome, store: Store, other: str, run_dir: Path) -> int:
     if here is None:
         raise NotFoundError(f"no checkpoint of {other} is on this VM or in the store", hint="queue it without resume=")
     return here.step
+
+
+def _newest(store: Store, folder: str, name: str) -> str:
+    """The file itself, or the one that was set aside last when the attempt after it had nothing to put there yet."""
+    aside = [int(tail) for entry in store.objects().list(folder) if (tail := _number(entry, name))]
+    found = store.objects().find(f"{folder}/{name}")
+    return name if found or not aside else f"{name}.{max(aside)}"
+
+
+def _number(entry: str, name: str) -> str:
+    tail = entry.removeprefix(f"{name}.") if entry.startswith(f"{name}.") else ""
+    return tail if tail.isdecimal() and len(tail) < 10 else ""
 
 
 def _newest_local(root: Path) -> checkpoints.Checkpoint | None:

@@ -28,6 +28,7 @@ from vm_daemons.home import VmHome
 from vm_daemons.objects import ObjectStore
 from vm_daemons.store_progress import Progress, confirmed_at_once, stamp_of
 from vm_daemons.store_slots import LocalDamage, Slot
+from vm_daemons.uploads import GENERATIONS
 
 _log = logging.getLogger(__name__)
 
@@ -256,7 +257,7 @@ class Store:
             known.copy_changed(objects, target, run_dir, _STATUS_FILES)
             known.status_at = time.monotonic()
         if saved or ended:
-            known.copy_changed(objects, target, run_dir, names.GROWING_FILES)
+            known.copy_changed(objects, target, run_dir, (*names.GROWING_FILES, GENERATIONS))
         if ended:
             known.finish(objects, target, run_dir, record)
 

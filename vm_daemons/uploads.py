@@ -115,16 +115,30 @@ class GrowingUpload:
 
     def _open(self, life: _Life, stat: os.stat_result) -> tuple[_Life, Upload]:
         """Where the generation stands on the laptop; past what was inherited a generation of our own begins."""
+        ask = self._client.open_upload
+        if life.inherited and not self._is_overtaken(life):
+            upload = ask(self._run_id, self._name, self._attempt, life.generation)
+            if life.base + upload.offset < life.inherited:
+                return life, upload
         if life.inherited:
-            try:
-                upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
-                if life.base + upload.offset < life.inherited:
-                    return life, upload
-            except SupersededError:  # somebody in between sent more than we know of
-                _log.info("%s: the laptop has a later part of %s", self._run_id, self._name)
             life = _Life(self._generation(stat), self._attempt, stat.st_ino, life.inherited)
-            self._remember(life)
-        return life, self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+        upload = ask(self._run_id, self._name, self._attempt, life.generation)
+        self._remember(life)
+        return life, upload
+
+    def _is_overtaken(self, life: _Life) -> bool:
+        """Whether the laptop has a later generation than the inherited one: then it has all that it can get of that.
+
+        "Superseded" can also mean that the laptop has not heard yet that the run is ours now. Only an owner is told
+        that it knows nothing of a generation, so that is asked in between; else this raises TransferError.
+        """
+        for _ in range(2):
+            try:
+                self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
+                return False
+            except SupersededError:
+                self._client.offset(self._run_id, self._name, self._attempt, f"{life.generation}-owner")
+        return True
 
     def _generation(self, stat: os.stat_result) -> str:
         return f"{self._client.vm_id}-{self._attempt}-{stat.st_ino}"
@@ -163,15 +177,12 @@ def inherit(run_dir: Path, name: str, path: Path, lives: bytes, attempt: int) ->
     `lives` is that VM's own note. Without one nobody knows what of it the laptop has, and nothing of it is sent again.
     """
     stat = path.stat()
-    life = _Life("", attempt, stat.st_ino, 0)
     try:
-        life = _Life(**{**json.loads(lives)[name], "attempt": attempt, "inode": stat.st_ino})
+        told = json.loads(lives)[name]
+        life = _Life(str(told["generation"]), attempt, stat.st_ino, int(told["base"]), inherited=stat.st_size)
     except (ValueError, KeyError, TypeError, RecursionError):
         _log.info("%s: how much of the former %s the laptop has is not known", run_dir.name, name)
-    if life.generation:
-        life = replace(life, inherited=stat.st_size)
-    else:
-        life = replace(life, attempt=0, base=stat.st_size)
+        life = _Life("", 0, stat.st_ino, stat.st_size)  # of attempt 0: the next one begins where this file ends
     files.write_json(run_dir / GENERATIONS, {**_read_lives(run_dir), name: vars(life)})
 
 

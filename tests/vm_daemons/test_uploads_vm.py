@@ -15,7 +15,7 @@ from bridgehead.errors import TransferError
 from bridgehead.records import AckRecord
 from vm_daemons import uploads
 from vm_daemons.client import BridgeClient
-from vm_daemons.uploads import GrowingUpload, upload_file
+from vm_daemons.uploads import GENERATIONS, GrowingUpload, inherit, upload_file
 from vm_support import make_run, paired_home
 
 
@@ -191,3 +191,79 @@ def test_it_gives_up_when_nothing_gets_through(rig: Rig, monkeypatch: pytest.Mon
     path.write_bytes(os.urandom(5000))
     with pytest.raises(TransferError):
         upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
+
+
+# --- logs of a VM that died -------------------------------------------------------------------------------------
+
+
+def _inherited(rig: Rig, text: bytes, lives: bytes, attempt: int = 2) -> GrowingUpload:
+    """The run as another VM goes on with it: a folder of its own, with what the store had of the log."""
+    folder = rig.log.parent.with_name("elsewhere")
+    folder.mkdir(exist_ok=True)
+    temp = folder / "temp"
+    temp.write_bytes(text)
+    inherit(folder, names.LOG, temp, lives, attempt)
+    temp.rename(folder / names.LOG)
+    return GrowingUpload(rig.client, rig.run_id, attempt, folder / names.LOG, names.LOG)
+
+
+@pytest.mark.parametrize("stored", [b"one\ntwo\nthree\n", b"one\ntwo\n", b"one\n", b""])
+def test_what_a_dead_vm_had_put_into_the_store_arrives_once(rig: Rig, stored: bytes) -> None:
+    rig.log.write_bytes(b"one\ntwo\n")
+    _ship_all(rig.growing())
+    lives = (rig.log.parent / GENERATIONS).read_bytes()
+    _claim(rig, 2)
+    mine = _inherited(rig, stored, lives)
+    with mine._path.open("ab") as log:
+        log.write(b"four\n")
+    _ship_all(mine)
+    with mine._path.open("ab") as log:
+        log.write(b"five\n")
+    _ship_all(mine)
+    expected = max(stored, b"one\ntwo\n", key=len) + b"four\nfive\n"
+    assert rig.arrived.read_bytes() == expected
+
+
+def test_nothing_of_it_is_lost_while_the_laptop_does_not_know_yet_whose_the_run_is(rig: Rig) -> None:
+    rig.log.write_bytes(b"one\n")
+    _ship_all(rig.growing())
+    mine = _inherited(rig, b"one\ntwo\n", (rig.log.parent / GENERATIONS).read_bytes())
+    with pytest.raises(TransferError):
+        mine.ship()
+    _claim(rig, 2)
+    _ship_all(mine)
+    assert rig.arrived.read_bytes() == b"one\ntwo\n"
+
+
+def test_what_a_vm_in_between_has_sent_is_not_sent_again(rig: Rig) -> None:
+    rig.log.write_bytes(b"one\n")
+    _ship_all(rig.growing())
+    lives = (rig.log.parent / GENERATIONS).read_bytes()
+    _claim(rig, 2)
+    between = _inherited(rig, b"one\n", lives)
+    with between._path.open("ab") as log:
+        log.write(b"between\n")
+    _ship_all(between)
+    _claim(rig, 3)
+    mine = _inherited(rig, b"one\n", lives, 3)
+    with mine._path.open("ab") as log:
+        log.write(b"last\n")
+    _ship_all(mine)
+    assert rig.arrived.read_bytes() == b"one\nbetween\nlast\n"
+
+
+@pytest.mark.parametrize("lives", [b"", b"[]", b"{", b'{"log": {"generation": 1}}', b'{"log": {"generation": "x"}}'])
+def test_without_a_note_of_what_had_arrived_nothing_comes_twice(rig: Rig, lives: bytes) -> None:
+    rig.log.write_bytes(b"one\n")
+    _ship_all(rig.growing())
+    _claim(rig, 2)
+    mine = _inherited(rig, b"one\n", lives)
+    with mine._path.open("ab") as log:
+        log.write(b"two\n")
+    _ship_all(mine)
+    assert rig.arrived.read_bytes() == b"one\ntwo\n"
+
+
+def _claim(rig: Rig, attempt: int) -> None:
+    (command,) = rig.live.bridge.ledger.commands()
+    rig.live.bridge.ledger.ack(command.id, AckRecord(rig.client.vm_id, names.Ack.ACCEPTED, attempt))
