@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from chaos import mutants, snapshot
@@ -24,13 +26,15 @@ def main(argv: list[str] | None = None) -> int:
         from chaos import campaign  # here, so that the packages are those of the copy
 
         return campaign.run(args)
+    if args.mutants:
+        return _all_mutants(args.seed, max(1, args.jobs))
     folder = Path(tempfile.mkdtemp(prefix="bridgehead-chaos-"))
     keep = False
     try:
         patches = mutants.patches(args.mutant) if args.mutant else ()
         snapshot.copy(_ROOT, folder / "code", patches)
         code = _inside([*words, _INSIDE, str(folder)], folder / "code")
-        keep = any(folder.glob("rounds/*"))
+        keep = any(folder.glob("rounds/*")) and not args.mutant
         return code
     except (snapshot.PatchError, mutants.NoSuchMutant) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -49,9 +53,27 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", nargs="*", help="only these kinds of faults")
     parser.add_argument("--second", type=float, default=0.6, help="how often a second fault strikes, 0 to 1")
     parser.add_argument("--mutant", help="break one part of the copy on purpose: the campaign has to fail")
+    parser.add_argument("--mutants", action="store_true", help="break each part in turn; 0 when each was noticed")
     parser.add_argument("--list", action="store_true", help="print the kinds of faults and the mutants")
     parser.add_argument(_INSIDE, type=Path, help=argparse.SUPPRESS)
     return parser
+
+
+def _all_mutants(seed: int, jobs: int) -> int:
+    """One campaign for each, each with its own broken copy. Prints one JSON line per mutant."""
+    with ThreadPoolExecutor(jobs) as workers:
+        caught = list(workers.map(lambda name: _is_caught(name, seed), mutants.MUTANTS))
+    return 0 if all(caught) else 1
+
+
+def _is_caught(name: str, seed: int) -> bool:
+    argv = [sys.executable, "-m", "chaos", "--mutant", name, "--seed", str(seed)]
+    result = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True)
+    rounds = [json.loads(line) for line in result.stdout.splitlines() if line.startswith('{"round":')]
+    why = "; ".join(line["why"] for line in rounds) or result.stderr[-300:]
+    caught = result.returncode == 1 and bool(rounds)
+    print(json.dumps({"mutant": name, "noticed": caught, "why": why}), flush=True)
+    return caught
 
 
 def _inside(words: list[str], code: Path) -> int:

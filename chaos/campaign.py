@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead.errors import INTERRUPTED_EXIT_CODE
-from chaos import cache, game, mounts
+from chaos import cache, game, mounts, mutants
 from chaos import plan as plans
 from chaos.faults import FAULTS, ON_DRIVE, RESUMING
 from chaos.game import Outcome
-from chaos.mutants import MUTANTS
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,6 +30,8 @@ def run(args: argparse.Namespace) -> int:
     kinds = plans.Kinds(_kinds(args.kinds), RESUMING, ON_DRIVE)
     numbers = [args.only_round] if args.only_round is not None else list(range(args.rounds))
     todo = [plans.plan(args.seed, number, kinds, second=args.second) for number in numbers]
+    if args.mutant:
+        todo = mutants.plans(args.mutant, args.seed)
     if mounts.compiler():
         mounts.build_clock(folder / mounts.CLOCK_LIBRARY)
     told, pool = cache.reference_for(folder / "code")
@@ -123,5 +124,5 @@ def _list() -> None:
     for kind, fault in FAULTS.items():
         why = fault.missing()
         print(f"fault   {kind:24} {why}".rstrip())
-    for name in MUTANTS:
+    for name in mutants.MUTANTS:
         print(f"mutant  {name}")

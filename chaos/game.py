@@ -30,7 +30,7 @@ from run_control.views import RunView
 ROUND_S = 120.0  # a round that takes longer has not recovered
 _TICK_S = 0.004
 _LOOK_AT_LAPTOP_S = 0.25
-_MOMENT_S = 25.0  # after so long without its moment a fault strikes anyhow
+_MOMENT_S = 20.0  # after so long without its moment (an upload, an answer, a resume) a fault strikes anyhow
 _RETRY_S = 8.0  # how long a fault may wait for something to strike at
 
 
@@ -214,7 +214,8 @@ class _Round:
             item.armed_at, item.starts, item.saves = now, self.watch.starts, self.watch.saves
         if not item.due_at:
             came = self._moment_came(item)
-            item.forced = not came and self.watch.starts > 0 and now - item.armed_at > _MOMENT_S
+            chancy = item.strike.when not in (When.STEP, When.SAVE)
+            item.forced = not came and chancy and self.watch.starts > 0 and now - item.armed_at > _MOMENT_S
             if came or item.forced:
                 item.due_at = now + (item.strike.delay_s if came else 0.0)
         if item.due_at and now >= item.due_at:

@@ -12,6 +12,7 @@ from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
 from chaos import store_check, workload
 from chaos.reference import Reference, artifact_digests
+from chaos.store_check import StoredRun
 from chaos.verdict import CommandSeen, Verdict, half_files
 from chaos.world import Pid, World, wait_gone
 from run_control.views import RunView
@@ -26,17 +27,26 @@ class ConfirmedWatch:
         self._world = world
         self._verdict = verdict
         self._told: set[tuple[str, int]] = set()
+        self._early: set[str] = set()
 
     def look(self, views: list[RunView]) -> None:
         for view in views:
+            stored = self._world.stored_run(view.run_id)
+            self._verdict.judge_commits(view.run_id, self._new_early(view.run_id, stored))
             for claimed in _claims(self._world.project.run(view.run_id)):
                 key = (view.run_id, claimed)
                 if key in self._told or any(run == view.run_id for run, _ in self._world.damaged):
                     continue  # what the campaign itself has damaged proves nothing
                 self._told.add(key)
-                self._verdict.judge_confirmed(
-                    view.run_id, claimed, store_check.readable_steps(self._world.stored_run(view.run_id))
-                )
+                self._verdict.judge_confirmed(view.run_id, claimed, store_check.readable_steps(stored))
+
+    def _new_early(self, run_id: str, stored: StoredRun) -> list[str]:
+        """Each is told once; what the campaign itself has damaged was written late by the campaign."""
+        if any(run == run_id for run, _ in self._world.damaged):
+            return []
+        found = {f"{run_id}/{slot}" for slot in store_check.early_commits(stored)} - self._early
+        self._early |= found
+        return sorted(found)
 
 
 def after(world: World, verdict: Verdict, reference: Reference, shells: list[workload.Shell]) -> None:

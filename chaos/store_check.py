@@ -25,6 +25,10 @@ class StoredRun(Protocol):
         """What lies under this name: one, none, or several on a drive that allows equal names."""
         ...
 
+    def written_at(self, path: str) -> int | None:
+        """When it was last written, where that order means something; None elsewhere."""
+        ...
+
     def change(self, path: str, alter: Callable[[bytes], bytes]) -> None:
         """Damage it in place. Raises OSError when it is not there."""
         ...
@@ -48,6 +52,12 @@ class FolderRun:
         except OSError:
             return []
 
+    def written_at(self, path: str) -> int | None:
+        try:
+            return (self.folder / path).stat().st_mtime_ns
+        except OSError:
+            return None
+
     def change(self, path: str, alter: Callable[[bytes], bytes]) -> None:
         data = alter((self.folder / path).read_bytes())
         with (self.folder / path).open("r+b") as handle:
@@ -68,6 +78,21 @@ def newest_slot(run: StoredRun) -> tuple[str, dict[str, Any]] | None:
     """The slot of the highest committed step, and its commit."""
     commits = [(slot, commit) for slot in _slots(run) for commit in _commits(run, slot)]
     return max(commits, key=lambda pair: int(pair[1]["step"]), default=None)
+
+
+def early_commits(run: StoredRun) -> list[str]:
+    """Slots whose commit was written before something that it vouches for: dead in between, it would have lied."""
+    found = []
+    for slot in _slots(run):
+        path = f"{slot}/{names.SLOT_COMMIT}"
+        at = run.written_at(path)
+        before = _commits(run, slot)
+        stored = [run.written_at(f"{slot}/{entry.get('stored')}") for commit in before for entry in commit["files"]]
+        if at is None or run.written_at(path) != at:
+            continue  # it was being replaced while we looked
+        if any(written is None or written > at for written in stored):
+            found.append(slot)
+    return found
 
 
 def in_the_making(run: StoredRun) -> bool:

@@ -186,6 +186,9 @@ class _CloudRun:
                 continue
         return found
 
+    def written_at(self, path: str) -> int | None:
+        return None  # the order of writing is not the order of upload, and nobody may rely on it
+
     def change(self, path: str, alter: Callable[[bytes], bytes]) -> None:
         entries = self.cloud.at(f"{self.root}/{path}")
         if not entries:

@@ -85,6 +85,12 @@ class Verdict:
             self.false_confirmed += 1
             self.why.append(f"{label}: step {claimed} was called confirmed and can't be read back")
 
+    def judge_commits(self, label: str, early: Iterable[str]) -> None:
+        """`early`: commits that were written before what they vouch for."""
+        for slot in early:
+            self.false_confirmed += 1
+            self.why.append(f"{label}: {slot} was committed before its files were there")
+
     def judge_left(self, what: str, processes: Mapping[int, str]) -> None:
         """Processes that should have ended."""
         self.orphans += len(processes)

@@ -1,4 +1,4 @@
-"""What each round runs: a short real pretraining, a script that draws from every generator, and numbered lines.
+"""What each round runs: a short real pretraining, a training script of the user's own, and numbered lines.
 
 Everything that is to outlive a VM's disk for the sake of the proof (who was executed, how often) is appended to files
 under `truth`, outside of every VM.
@@ -27,6 +27,7 @@ PRETRAIN_CONFIG: dict[str, Any] = {
     "stride": 16,
     "threads": 1,
     "measure_memory": False,
+    "shake": 0.3,  # draws from every generator that a checkpoint holds
 }
 DICE_CONFIG: dict[str, Any] = {"steps": 150, "save_every": 10, "pause_s": 0.02}
 
@@ -71,7 +72,7 @@ for number in range(160):
     time.sleep(0.03)
 """
 
-# The user's own training script: small, and unlike the shipped stage it really draws from every generator.
+# A training script of the user's own, on the API that users have.
 _DICE_PY = """\
 import random
 import time

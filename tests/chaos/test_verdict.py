@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from pathlib import Path
 
@@ -171,6 +172,18 @@ def test_a_missing_file_a_cut_commit_and_an_empty_store_are_not_readable(tmp_pat
     assert store_check.in_the_making(FolderRun(tmp_path)) is False
     commit.unlink()
     assert store_check.in_the_making(FolderRun(tmp_path)) is True
+
+
+def test_a_commit_that_was_written_before_its_files_fails(tmp_path: Path) -> None:
+    slot = _slot(tmp_path, "slot-a", 10, b"x")
+    assert store_check.early_commits(FolderRun(tmp_path)) == []
+    commit = (slot / names.SLOT_COMMIT).stat().st_mtime_ns
+    os.utime(slot / "f", ns=(commit + 1, commit + 1))
+    assert store_check.early_commits(FolderRun(tmp_path)) == ["checkpoints/slot-a"]
+    (slot / "f").unlink()
+    verdict = Verdict()
+    verdict.judge_commits("pretrain-1", store_check.early_commits(FolderRun(tmp_path)))
+    assert (verdict.false_confirmed, verdict.ok) == (1, False)
 
 
 # --- in/ ---------------------------------------------------------------------------------------
