@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,8 @@ _READ_BYTES: Final = 1 << 16
 _TRIES: Final = 3  # of a whole transfer whose digest came out wrong
 _CUTS: Final = 6  # of a download in a row, without a byte of progress
 
+Credentials = DriveAuth | Mapping[str, object] | Path
+
 
 class DriveApi:
     """An objects.ObjectStore. Thread-safe. Raises StoreDenied, StoreFull and StoreError; texts hold ids, not names."""
@@ -41,10 +43,16 @@ class DriveApi:
     kind = str(StoreKind.DRIVE)
     proves = True
 
-    def __init__(self, spec: StoreSpec, auth: DriveAuth | None = None, *, give_up_after_s: float = 120.0) -> None:
-        """`spec.path`: the app folder, also one below others. UsageError: an endpoint that no token may be sent to."""
+    def __init__(
+        self, spec: StoreSpec, credentials: Credentials | None = None, *, give_up_after_s: float = 120.0
+    ) -> None:
+        """`spec.path`: the app folder, also one below others. `credentials`: see DriveAuth. Contacts nobody.
+
+        Raises UsageError for an endpoint that no token may be sent to.
+        """
         self._root = [part for part in (spec.path or APP_FOLDER).split("/") if part]
-        self._http = DriveHttp(auth or DriveAuth(), spec.endpoint, give_up_after_s=give_up_after_s)
+        auth = credentials if isinstance(credentials, DriveAuth) else DriveAuth(credentials)
+        self._http = DriveHttp(auth, spec.endpoint, give_up_after_s=give_up_after_s)
         self._uploader = Uploader(self._http, mb_per_s=spec.upload_mb_s)
         self._marked_only = True
         self._lock = threading.RLock()
@@ -54,7 +62,9 @@ class DriveApi:
         self.where = "Google Drive: " + "/".join(self._root)
 
     @classmethod
-    def for_mount(cls, store: Path, spec: StoreSpec, auth: DriveAuth | None = None, **settings: float) -> DriveApi:
+    def for_mount(
+        cls, store: Path, spec: StoreSpec, credentials: Credentials | None = None, **settings: float
+    ) -> DriveApi:
         """The API's view of the folder `store` of a mounted drive: the same keys, told by the other end.
 
         `delete` then also removes what the mount wrote. UsageError when `store` is not below My Drive.
@@ -66,10 +76,19 @@ class DriveApi:
                 "this store's folder is not below My Drive, so the Drive API can't confirm what is in it",
                 hint='[store] path is to be below "…/MyDrive/", or confirm = false',
             )
-        api = cls(StoreSpec(path="", endpoint=spec.endpoint), auth, **settings)
+        api = cls(StoreSpec(path="", endpoint=spec.endpoint), credentials, **settings)
         api._root, api._marked_only = list(parts[at + 1 :]), False
         api.where = "Google Drive: " + ("/".join(api._root) or "My Drive")
         return api
+
+    @property
+    def on_bytes(self) -> Callable[[int], None]:
+        """Hears of each piece that was sent, and may wait."""
+        return self._uploader.on_bytes
+
+    @on_bytes.setter
+    def on_bytes(self, hear: Callable[[int], None]) -> None:
+        self._uploader.on_bytes = hear
 
     # --- writing ------------------------------------------------------------------------------------
 

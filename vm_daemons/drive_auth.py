@@ -1,8 +1,9 @@
 """Access tokens for Google Drive, from what the machine already holds; none is ever asked for or shown.
 
 On the VM that is what the notebook's own sign-in leaves, on a laptop the user's application default credentials
-(`gcloud auth application-default login`), or a file that the owner names: `{"token": …, "expiry": …}`, or credentials
-with a refresh token or a service account's key. Only the first kind of file works without google-auth.
+(`gcloud auth application-default login`), or what the owner gives, as a file or from notebook secrets:
+`{"token": …, "expiry": …}`, or credentials with a refresh token or a service account's key. Only the first of these
+works without google-auth.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -27,32 +29,42 @@ SIGN_IN_HINT: Final = (
     "on the VM run the bootstrap cell again and let it sign in; on the laptop: gcloud auth application-default login"
     " --scopes=https://www.googleapis.com/auth/drive,https://www.googleapis.com/auth/cloud-platform"
 )
+_ENDPOINT_HINT: Final = (
+    "[store] endpoint must be https below googleapis.com, or on this machine; leave it out for Google itself"
+)
 _GOOGLE_TOKENS: Final = "https://oauth2.googleapis.com/token"
 _NOTEBOOK_CREDENTIALS: Final = Path("/content/.adc/adc.json")  # where Colab's sign-in may put a file
+_SECRET: Final = "drive_credentials"
 _EARLY_S: Final = 60.0  # a token is renewed so long before it ends
 _TIMEOUT_S: Final = 30.0
 
 
 def check_trusted(url: str) -> str:
     """`url` itself when a token may be sent there: Google over TLS, or this machine. Raises UsageError."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "").lower()
+    try:
+        parts = urlsplit(url)
+        host = (parts.hostname or "").lower()
+    except ValueError:
+        raise UsageError("the address of Google Drive's API can't be read", hint=_ENDPOINT_HINT) from None
     if _is_loopback(host) and parts.scheme in ("http", "https"):
         return url
     if parts.scheme == "https" and (host == "googleapis.com" or host.endswith(".googleapis.com")):
         return url
     raise UsageError(
         f"credentials for Google Drive are not sent to {host[:80] or 'an address without a host'!r}",
-        hint="[store] endpoint must be https below googleapis.com, or on this machine; leave it out for Google itself",
+        hint=_ENDPOINT_HINT,
     )
 
 
 class DriveAuth:
     """`token()` is good now as far as is known; `renew()` gets another when the far end refused it. Thread-safe."""
 
-    def __init__(self, credentials: Path | None = None) -> None:
-        """`credentials`: a file, or None for what the machine's sign-in left."""
-        self._path = credentials
+    def __init__(self, credentials: Path | Mapping[str, object] | None = None) -> None:
+        """`credentials`: a file; or secrets, which may hold the text of such a file as `drive_credentials`.
+
+        None, or secrets that are for something else: what the machine's sign-in left.
+        """
+        self._given = credentials
         self._lock = threading.Lock()
         self._token = ""
         self._expiry = 0.0
@@ -74,8 +86,13 @@ class DriveAuth:
                 raise StoreDenied("Google Drive refuses the credentials: expired or revoked", hint=SIGN_IN_HINT)
             return self._token
 
+    @property
+    def billed_project(self) -> str:
+        """The Cloud project that a laptop's sign-in counts requests for; Google asks for it in a header."""
+        return str(getattr(self._google, "quota_project_id", None) or "")
+
     def _fetch(self) -> None:
-        info = _read(self._path) if self._path is not None else None
+        info = _given_info(self._given)
         if info is not None and "token" in info and "refresh_token" not in info:
             self._token, self._expiry = _plain_token(info)
             return
@@ -124,27 +141,47 @@ class _WithTimeout:
         kwargs["timeout"] = min(float(kwargs.get("timeout") or _TIMEOUT_S), _TIMEOUT_S)
         return self._session.request(method, url, allow_redirects=False, **kwargs)
 
+    def close(self) -> None:
+        self._session.close()
+
 
 def _credentials(info: dict[str, Any] | None) -> Any:
     """google-auth's own object. Raises its errors, ValueError for a file that is none of its kinds."""
     import google.auth
     from google.oauth2 import credentials as user_credentials
+    from google.oauth2 import service_account
 
     if info is None:
         info = _notebook_info()
     if info is None:
         found, _project = google.auth.default(scopes=list(SCOPES))
         return found
+    try:
+        token_uri = check_trusted(str(info.get("token_uri") or _GOOGLE_TOKENS))
+    except UsageError as error:
+        raise StoreDenied(error.message, hint=SIGN_IN_HINT) from None
+    if info.get("type") == "service_account":
+        whole = {**info, "token_uri": token_uri}
+        return service_account.Credentials.from_service_account_info(whole, scopes=list(SCOPES))
     if "refresh_token" in info:
         return user_credentials.Credentials(
             token=None,
             refresh_token=info["refresh_token"],
-            token_uri=check_trusted(str(info.get("token_uri") or _GOOGLE_TOKENS)),
+            token_uri=token_uri,
             client_id=info.get("client_id"),
             client_secret=info.get("client_secret"),
+            quota_project_id=info.get("quota_project_id"),
         )
-    found, _project = google.auth.load_credentials_from_dict(info, scopes=list(SCOPES))
-    return found
+    raise ValueError("no kind of credentials that we know")
+
+
+def _given_info(given: Path | Mapping[str, object] | None) -> dict[str, Any] | None:
+    if isinstance(given, Path):
+        return _read(given)
+    if given and _SECRET in given:
+        return _parse(str(given[_SECRET]).encode(), "the secret drive_credentials")
+    known = given is not None and any(name in given for name in ("token", "refresh_token", "private_key"))
+    return dict(given) if known and given is not None else None
 
 
 def _notebook_info() -> dict[str, Any] | None:
@@ -156,13 +193,18 @@ def _notebook_info() -> dict[str, Any] | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        info = json.loads(path.read_bytes())
+        return _parse(path.read_bytes(), path.name)
     except OSError as error:
         raise StoreDenied(f"{path.name}: {error.strerror}", hint=SIGN_IN_HINT) from None
-    except ValueError:
+
+
+def _parse(text: bytes, what: str) -> dict[str, Any]:
+    try:
+        info = json.loads(text)
+    except (ValueError, RecursionError):
         info = None
     if not isinstance(info, dict):
-        raise StoreDenied(f"{path.name} holds no credentials: it is not a JSON object", hint=SIGN_IN_HINT)
+        raise StoreDenied(f"{what} holds no credentials: it is not a JSON object", hint=SIGN_IN_HINT)
     return info
 
 
@@ -175,6 +217,8 @@ def _plain_token(info: dict[str, Any]) -> tuple[str, float]:
         if expiry is None:
             return token, time.time() + 3600 * 24
         if isinstance(expiry, str):
+            if expiry.isdigit():
+                return token, float(expiry)
             try:
                 when = datetime.datetime.fromisoformat(expiry)
             except ValueError:

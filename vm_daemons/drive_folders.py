@@ -91,7 +91,8 @@ class DriveFolders:
         }  # fmt: skip
         while True:
             page = self._http.json("GET", FILES, params=params)
-            for item in page.get("files") or []:
+            items = page.get("files")
+            for item in items if isinstance(items, list) else []:
                 if isinstance(item, dict) and isinstance(item.get("id"), str):
                     yield item
             if not page.get("nextPageToken"):

@@ -75,7 +75,7 @@ class DriveHttp:
             try:
                 answer = self._session().request(
                     method, url, params=params, json=json, data=data, headers=dict(headers or {}), stream=stream,
-                    auth=_Bearer(token), timeout=_TIMEOUT_S, allow_redirects=False,
+                    auth=_Bearer(token, self._auth.billed_project), timeout=_TIMEOUT_S, allow_redirects=False,
                 )  # fmt: skip
             except requests.RequestException as error:
                 failure: StoreError = Passing(f"Google Drive does not answer ({type(error).__name__})")
@@ -112,11 +112,14 @@ class DriveHttp:
 class _Bearer(requests.auth.AuthBase):
     """A header set by hand would give way to ~/.netrc; this does not."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self, token: str, project: str) -> None:
         self._token = token
+        self._project = project
 
     def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
         request.headers["Authorization"] = f"Bearer {self._token}"
+        if self._project:
+            request.headers["X-Goog-User-Project"] = self._project
         return request
 
 

@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -71,11 +72,11 @@ class Uploader:
     """`send` returns Drive's description of the file as it is now. Errors are those of DriveHttp."""
 
     def __init__(self, http: DriveHttp, *, chunk_bytes: int = CHUNK_BYTES, mb_per_s: float = 0.0) -> None:
-        """`mb_per_s`: 0 is as fast as it goes; chunks then are of a second's worth at most."""
+        """`mb_per_s`: how fast `on_bytes` will let it go, 0 for no limit; chunks are of a second's worth at most."""
         if mb_per_s > 0:
             chunk_bytes = min(chunk_bytes, int(mb_per_s * 1e6))
         self._chunk_bytes = max(1, chunk_bytes // GRAIN_BYTES) * GRAIN_BYTES
-        self._bytes_per_s = mb_per_s * 1e6
+        self.on_bytes: Callable[[int], None] = lambda size_bytes: None  # hears of each piece that has arrived
         self._http = http
 
     def send(self, content: Content, metadata: dict[str, Any], *, file_id: str = "") -> dict[str, Any]:
@@ -100,6 +101,7 @@ class Uploader:
         method, path = _target(file_id)
         params = {"uploadType": "multipart", "fields": FILE_FIELDS}
         with self._http.call(method, path, params=params, data=body, headers=headers, ok=(409,)) as answer:
+            self.on_bytes(content.size)
             return self._described(answer, metadata)
 
     def _through_session(self, content: Content, metadata: dict[str, Any], file_id: str) -> dict[str, Any]:
@@ -117,7 +119,6 @@ class Uploader:
             raise StoreError("Google Drive opened an upload session and did not say where")
         offset, failures = 0, 0
         while True:
-            began = time.monotonic()
             try:
                 answer = self._chunk(address, content, offset)
             except NotThere:
@@ -130,11 +131,12 @@ class Uploader:
                 answer = self._ask(address, content)
             with answer:
                 if answer.status_code != 308:
+                    self.on_bytes(content.size - offset)
                     return self._described(answer, metadata)
                 arrived = _arrived(answer)
             if arrived > offset:
                 failures = 0
-                self._pace(arrived - offset, began)
+                self.on_bytes(arrived - offset)
             elif (failures := failures + 1) > _FAILURES:
                 raise StoreError("Google Drive takes no more of an upload, and does not say why")
             offset = arrived
@@ -165,10 +167,6 @@ class Uploader:
         if "id" not in metadata:
             raise StoreError("Google Drive reports a conflict where there can be none")
         return self._http.json("GET", f"/drive/v3/files/{metadata['id']}", params={"fields": FILE_FIELDS})
-
-    def _pace(self, sent_bytes: int, began: float) -> None:
-        if self._bytes_per_s > 0:
-            time.sleep(max(0.0, sent_bytes / self._bytes_per_s - (time.monotonic() - began)))
 
 
 class _SessionEnded(Exception):
