@@ -23,7 +23,7 @@ from support import wait_until
 from vm_daemons import launch
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
-from vm_run_support import is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
+from vm_run_support import exit_of, is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")
 WAITS = python("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)")
@@ -37,8 +37,8 @@ class Rig:
         self.home = vm_home(root)
         self.home.save_pairing(live.bridge.pairing(f"http://127.0.0.1:{live.bridge.port}"))
 
-    def queue(self, *lines: str, command: str = SLEEP) -> list[CommandRow]:
-        project = ProjectView("demo", {"train": StageSpec("train", command)})
+    def queue(self, *lines: str, command: str = SLEEP, retries: int = 2) -> list[CommandRow]:
+        project = ProjectView("demo", {"train": StageSpec("train", command, retries=retries)})
         return self.live.bridge.ledger.take(list(enumerate(lines, 1)), project)
 
     @contextlib.contextmanager
@@ -140,6 +140,48 @@ def test_all_of_a_run_killed_starts_again_in_the_same_attempt(rig: Rig) -> None:
         wait_until(lambda: is_gone(first), what="the stage's end")
         assert wait_for_stage(run_dir) != first
     assert log_of(run_dir).count("--- attempt 1") == 2
+
+
+def test_a_stage_that_is_killed_goes_on_until_its_budget_is_spent(rig: Rig) -> None:
+    (row,) = rig.queue("run:train", retries=1)
+    run_dir = rig.home.run(row.run_id)
+    with rig.daemon():
+        first = wait_for_stage(run_dir)
+        os.kill(first, signal.SIGKILL)
+        wait_for_log(run_dir, "retry 1 of 1")
+        wait_until(lambda: launch.stage_lives(run_dir), what="the second start")
+        second = wait_for_stage(run_dir)
+        assert second != first
+        os.kill(second, signal.SIGKILL)
+        ended = rig.wait_for_state(row.run_id, RunState.FAILED)
+    assert (ended.failure_class, exit_of(run_dir).retries) == (FailureClass.KILLED, 1)
+
+
+def test_a_stage_that_dies_with_its_runner_again_and_again_fails_at_last(rig: Rig) -> None:
+    (row,) = rig.queue("run:train", retries=1)
+    run_dir = rig.home.run(row.run_id)
+    with rig.daemon():
+        for count in (1, 2):
+            wait_until(lambda count=count: log_of(run_dir).count("--- attempt 1") == count, what=f"start {count}")
+            stage = wait_for_stage(run_dir)
+            launch.kill(run_dir)
+            wait_until(lambda stage=stage: is_gone(stage), what="the stage's end")
+        ended = rig.wait_for_state(row.run_id, RunState.FAILED)
+    assert ended.failure_class == FailureClass.KILLED
+    assert exit_of(run_dir).retries == 1 and "retry 1 of 1" in log_of(run_dir)
+
+
+def test_starts_that_never_became_a_process_do_not_use_the_budget_up(rig: Rig) -> None:
+    """The daemon died between writing a start down and making it, several times over."""
+    (row,) = rig.queue("run:train", command=WAITS, retries=0)
+    (command,) = rig.live.bridge.ledger.deliver(str(rig.home.record()["vm_id"]), 0)
+    journal = Journal(rig.home.journal)
+    journal.accept([command])
+    for _ in range(3):
+        journal.starting(command)
+    (rig.home.payload / "go").touch()
+    with rig.daemon():
+        assert rig.wait_for_state(row.run_id, RunState.DONE).exit_code == 0
 
 
 def test_a_shell_command_whose_processes_were_killed_is_not_repeated(rig: Rig) -> None:
