@@ -57,7 +57,7 @@ class Heart:
         self._home = home
         self._clock = clock
         self._watch = beats.Watch(home, clock)
-        self._patience_s: dict[str, float] = {}
+        self._patience: dict[str, tuple[float, float]] = {}  # of those that were killed: seconds, and when
         self._remounter = Remounter(home, say, clock)
         self._release = Release(home, say, clock)
         self._verdict: release.Verdict | None = None
@@ -99,15 +99,15 @@ class Heart:
         """Kill a daemon that lives and hangs; the next turn starts it anew."""
         for name, silent_s in self._watch.look().items():
             least_s = UPLOADER_STUCK_AFTER_S if name == names.UPLOADER else STUCK_AFTER_S
-            patience_s = self._patience_s.get(name, least_s)
-            if silent_s < CHECK_EVERY_S:
-                self._patience_s.pop(name, None)
+            patience_s, killed_at = self._patience.get(name, (least_s, 0.0))
+            if silent_s < CHECK_EVERY_S and self._clock() - killed_at > 2 * patience_s:
+                self._patience.pop(name, None)  # it has worked for longer than it took to lose patience
             if silent_s < patience_s or (record := daemons.running(self._home, name)) is None:
                 continue
             say(f"{name}: it lives, and has given no sign of life for {duration(silent_s)}: killed, and started anew")
             processes.send(int(record["pid"]), signal.SIGKILL, started_ticks=int(record["start_ticks"]))
             self._watch.forget(name)
-            self._patience_s[name] = min(PATIENCE_MAX_S, patience_s * 2)
+            self._patience[name] = (min(PATIENCE_MAX_S, patience_s * 2), self._clock())
 
     def _look_ahead(self) -> None:
         """The cap, and whether the VM may be given back."""
