@@ -48,7 +48,7 @@ async def read_small(request: web.BaseRequest, body_sha256: bytes, limit_bytes: 
 
 
 async def receive(request: web.BaseRequest, body_sha256: bytes, limit_bytes: int, take: raw_body.Take) -> None:
-    """Hand a body to `take`, batch by batch on a thread.
+    """Hand a body to `take`, piece by piece on a thread; each is lent, and overwritten once the call has returned.
 
     The digest is known at the end only: `take` must not make anything visible before this returns. No call of
     `take` is under way any more once this has returned or raised.
@@ -68,10 +68,10 @@ async def receive(request: web.BaseRequest, body_sha256: bytes, limit_bytes: int
 
 
 async def _take_batches(request: web.BaseRequest, limit_bytes: int, digest: hashlib._Hash, take: raw_body.Take) -> None:
-    def work(batch: list[bytes | bytearray]) -> None:
+    def work(batch: list[bytes]) -> None:
         for piece in batch:
             digest.update(piece)
-        take(batch)
+            take(piece)
 
     working: asyncio.Future[None] | None = None
     try:
@@ -86,10 +86,10 @@ async def _take_batches(request: web.BaseRequest, limit_bytes: int, digest: hash
         working.result()
 
 
-async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[list[bytes | bytearray]]:
+async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[list[bytes]]:
     """Pieces as they arrive, gathered without a copy. A cut body raises ConnectionError, never ends early."""
     _send_continue(request)
-    batch: list[bytes | bytearray] = []
+    batch: list[bytes] = []
     batch_bytes = total_bytes = 0
     while True:
         piece = await _piece(request)

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from aiohttp import web
 
+from bridge import bodies, raw_body
 from bridge.answers import ALWAYS, Refused
 from bridgehead.errors import UsageError
 
@@ -74,10 +75,15 @@ async def _send(
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the client went away")
+    sent = -1
     try:
-        sent = await asyncio.get_running_loop().sendfile(transport, handle, start, count)
-    except OSError:  # a disk error, or the client went away
-        sent = -1
+        if raw_body.may_send(request, count):
+            await raw_body.send_file(request, handle.fileno(), start, count, stall_s=bodies.STALL_S)
+            sent = count
+        else:
+            sent = await asyncio.get_running_loop().sendfile(transport, handle, start, count)
+    except (OSError, raw_body.Stalled):  # a disk error, or the client went away or sleeps
+        pass
     if sent != count:  # or the file got shorter: the promised length can't be kept, and the client must see a cut
         transport.abort()
         raise ConnectionResetError("the file could not be sent to its end")

@@ -1,9 +1,13 @@
-"""Resumable uploads on the laptop's disk. What has arrived is always the size of a file, never a number in a database.
+"""Resumable uploads on the laptop's disk, part by part; a part counts once its digest has been checked.
 
-A *sized* upload collects in a hidden temp file beside its target and is renamed once length and hash check out.
-A *growing* file (a log) is appended to in place; each generation of it, one life of the file on a VM, begins at a base
-offset that is committed before its first byte is written. Only bytes whose digest has been checked are handed in here,
-so a kill in the middle of a write leaves a shorter file and nothing wrong.
+A *sized* upload collects in a hidden temp file beside its target and is renamed once length and hash check out. A part
+of it is written while it arrives; the database says how much of the file is verified, and whatever lies beyond that is
+cut off before anything else is written. Before the rename all of it is on disk; until then a power cut may take parts
+back (the file is shorter) or leave zeros in them, which the hash of the whole finds.
+
+A *growing* file (a log) is appended to in place, and read by people meanwhile: a part is held in memory until it is
+verified. What has arrived is the size of the file; each generation of it, one life of the file on a VM, begins at a
+base offset that is committed before its first byte is written. A kill in the middle of a write leaves a shorter file.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -36,9 +40,11 @@ CREATE TABLE IF NOT EXISTS uploads(
     digest BLOB,                    -- SHA-256 of the whole, when it was announced
     temp TEXT NOT NULL DEFAULT '',  -- name of a sized upload's temp file
     complete INTEGER NOT NULL DEFAULT 0,
+    verified INTEGER NOT NULL DEFAULT 0,  -- bytes of a sized upload's temp file that are as they were sent
     UNIQUE(path, generation)
 );
 """
+_WRITE_BACK_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,53 @@ class _Upload:
     digest: bytes | None
     temp: str
     complete: int
+    verified: int
+
+
+class Part:
+    """One part on its way: `write` its pieces, then `commit` once they are verified; `drop` it in any case.
+
+    The next part that begins for the same upload overtakes it: a sender that tries again need not wait until the
+    connection it has lost is given up here. Each method raises OffsetMismatch after that, but for `drop`.
+    """
+
+    def __init__(self, store: UploadStore, path: str, upload: _Upload, offset: int, *, last: bool) -> None:
+        self._store = store
+        self.path = path
+        self.upload = upload
+        self.offset = offset
+        self.end = offset
+        self.last = last
+        self.held: list[bytes] = []  # of a growing file
+        self.lock = store.lock_of(path)
+        self.fd = -1  # of a sized upload's temp file; open while this part is the one being written
+
+    def write(self, piece: bytes | memoryview) -> None:
+        """Add what arrived. Raises UsageError when it does not fit the announced length, and OSError (disk full)."""
+        with self.lock:
+            before, self.end = self.end, self.end + len(piece)
+            if self.upload.length is None:
+                self.held.append(bytes(piece))
+                return
+            self._store._still_written(self)
+            if self.end > self.upload.length:
+                raise _unfit(self.end, self.upload)
+            _write_all(self.fd, piece)
+            if before // _WRITE_BACK_BYTES < self.end // _WRITE_BACK_BYTES:
+                _start_write_back(self.fd, self.end - _WRITE_BACK_BYTES, _WRITE_BACK_BYTES)
+
+    def commit(self) -> Progress:
+        """It is verified: let it count. Raises what UploadStore.begin does, OSError (nothing was added), UsageError
+        (it does not fit the announced length) and VerificationError (the whole has another hash)."""
+        with self.lock:
+            return self._store._commit(self)
+
+    def drop(self) -> None:
+        """Undo what was not committed."""
+        with self.lock:
+            self.held.clear()
+            if self._store._writing.get(self.path) is self:
+                self._store._overtake(self.path)
 
 
 class UploadStore:
@@ -78,22 +131,30 @@ class UploadStore:
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_SCHEMA)
+        if all(row[1] != "verified" for row in self._db.execute("PRAGMA table_info(uploads)")):
+            # of an earlier bridge: what had arrived of an unfinished upload is sent again
+            self._db.execute("ALTER TABLE uploads ADD COLUMN verified INTEGER NOT NULL DEFAULT 0")
         self._db_lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
+        self._writing: dict[str, Part] = {}  # the part of a sized upload that is written now, for each path
 
     def open(self, path: str, generation: str, length: int | None, digest: bytes | None) -> Progress:
         """Begin an upload, or find out how far the same one is.
 
         Raises SupersededError when a later generation of the path exists.
         """
-        with self._lock(path):
-            target = self._target(path)
+        with self.lock_of(path):
+            target = prepare_target(self._root, path)
             newest = self._newest(path)
             same = self._find(path, generation)
             if same is not None and newest is not None and same.id != newest.id:
                 raise _superseded(path)
+            self._overtake(path)
             if same is not None and (same.length, same.digest) == (length, digest) and not _vanished(same, target):
-                return self._progress(same, target)
+                progress = self._progress(same, target)
+                if same.length is not None and not same.complete:
+                    os.close(_open_temp(target.with_name(same.temp), progress.offset))
+                return progress
             if newest is not None:
                 self._drop_temp(newest, target)
             base = _size(target) if length is None else 0
@@ -106,42 +167,28 @@ class UploadStore:
 
     def progress(self, path: str, generation: str) -> Progress:
         """Raises NotFoundError and SupersededError."""
-        with self._lock(path):
-            return self._progress(self._checked(path, generation), self._target(path))
+        with self.lock_of(path):
+            return self._progress(self._checked(path, generation), prepare_target(self._root, path))
 
-    def append(
-        self, path: str, generation: str, offset: int, part: Sequence[bytes | bytearray], *, last: bool
-    ) -> Progress:
-        """Add a verified part. Raises OffsetMismatch, NotFoundError, SupersededError, OSError (nothing was added),
-        UsageError (it does not fit the announced length) and VerificationError (the whole has another hash)."""
-        with self._lock(path):
-            upload = self._checked(path, generation)
-            target = self._target(path)
-            before = self._progress(upload, target)
-            if upload.complete or offset != before.offset:
-                raise OffsetMismatch(before)
-            end = offset + sum(map(len, part))
-            if upload.length is not None and (end > upload.length or (last and end < upload.length)):
-                raise UsageError(f"the part ends at {end}, the upload was announced with {upload.length} bytes")
-            if upload.length is None:
-                fd = paths.open_inside(self._root, path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-                _append(fd, part, durable=last)
-            else:
-                temp = target.with_name(upload.temp)
-                _append(os.open(temp, _TEMP_FLAGS, 0o644), part, durable=last)
-                if last:
-                    _publish(temp, target, upload)
-            if last:
-                self._execute("UPDATE uploads SET complete=1 WHERE id=?", (upload.id,))
-            return Progress(end, complete=last)
+    def begin(self, path: str, generation: str, offset: int, *, last: bool) -> Part:
+        """Get ready for a part. Raises OffsetMismatch, NotFoundError and SupersededError."""
+        with self.lock_of(path):
+            upload, target = self._continued(path, generation, offset)
+            part = Part(self, path, upload, offset, last=last)
+            if upload.length is not None:
+                self._overtake(path)
+                part.fd = _open_temp(target.with_name(upload.temp), offset)
+                self._writing[path] = part
+            return part
 
     def forget(self, path: str) -> None:
         """Drop the newest upload of `path` unless it is complete. Raises NotFoundError."""
-        with self._lock(path):
+        with self.lock_of(path):
             newest = self._newest(path)
             if newest is None or newest.complete:
                 raise _not_found(path)
-            self._drop_temp(newest, self._target(path))
+            self._overtake(path)
+            self._drop_temp(newest, prepare_target(self._root, path))
             self._execute("DELETE FROM uploads WHERE id=?", (newest.id,))
 
     def sweep(self) -> int:
@@ -154,9 +201,8 @@ class UploadStore:
                 if not name.startswith(files.TEMP_PREFIX):
                     continue
                 path = Path(folder) / name
-                limit_s = _ABANDONED_S if name in known else _LEFTOVER_S
                 with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > limit_s:
+                    if time.time() - path.stat().st_mtime > (_ABANDONED_S if name in known else _LEFTOVER_S):
                         path.unlink()
                         swept += 1
         return swept
@@ -167,10 +213,59 @@ class UploadStore:
 
     # --- under the path's lock --------------------------------------------------------------
 
+    def _commit(self, part: Part) -> Progress:
+        if part.upload.length is not None:
+            self._still_written(part)
+        upload, target = self._continued(part.path, part.upload.generation, part.offset)
+        if upload.length is None:
+            fd = paths.open_inside(self._root, part.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            _append(fd, part.held, durable=part.last)
+        else:
+            self._keep(part, upload, target)
+        if part.last:
+            self._execute("UPDATE uploads SET complete=1 WHERE id=?", (upload.id,))
+        return Progress(part.end, complete=part.last)
+
+    def _keep(self, part: Part, upload: _Upload, target: Path) -> None:
+        """A verified part of a sized upload: it counts from now on, and the last one makes the file appear."""
+        if not part.last:
+            self._execute("UPDATE uploads SET verified=? WHERE id=?", (part.end, upload.id))
+        elif part.end < (upload.length or 0):
+            raise _unfit(part.end, upload)
+        else:
+            os.fsync(part.fd)
+        part.offset = part.end
+        self._overtake(part.path)
+        if part.last:
+            _publish(target.with_name(upload.temp), target, upload)
+
+    def _overtake(self, path: str) -> None:
+        """Whatever part is being written, it is no more; what it has written beyond the verified goes."""
+        if (part := self._writing.pop(path, None)) is not None:
+            with os.fdopen(part.fd, "rb", buffering=0) as handle:
+                os.ftruncate(handle.fileno(), part.offset)
+
+    def _still_written(self, part: Part) -> None:
+        if self._writing.get(part.path) is not part:
+            upload = self._checked(part.path, part.upload.generation)
+            raise OffsetMismatch(self._progress(upload, prepare_target(self._root, part.path)))
+
+    def _continued(self, path: str, generation: str, offset: int) -> tuple[_Upload, Path]:
+        """The upload and its target. Raises OffsetMismatch unless a part at `offset` is what comes next."""
+        upload, target = self._checked(path, generation), prepare_target(self._root, path)
+        before = self._progress(upload, target)
+        if upload.complete or offset != before.offset:
+            raise OffsetMismatch(before)
+        return upload, target
+
     def _progress(self, upload: _Upload, target: Path) -> Progress:
         if upload.length is not None:
-            offset = upload.length if upload.complete else _size(target.with_name(upload.temp))
-            return Progress(offset, bool(upload.complete))
+            if upload.complete:
+                return Progress(upload.length, complete=True)
+            size = _size(target.with_name(upload.temp))
+            if size < upload.verified:  # a power cut, or somebody's doing: what comes there again is not verified yet
+                self._execute("UPDATE uploads SET verified=? WHERE id=?", (size, upload.id))
+            return Progress(min(size, upload.verified), complete=False)
         size = _size(target)
         if size < upload.base:  # somebody removed or cut the file: this generation begins at its end now
             self._execute("UPDATE uploads SET base=? WHERE id=?", (size, upload.id))
@@ -184,10 +279,6 @@ class UploadStore:
         if self._find(path, generation) is not None:
             raise _superseded(path)
         raise _not_found(path)
-
-    def _target(self, path: str) -> Path:
-        """Where `path` lies, its folders made. Raises UsageError when a link or no plain file is in the way."""
-        return prepare_target(self._root, path)
 
     @staticmethod
     def _drop_temp(upload: _Upload, target: Path) -> None:
@@ -211,12 +302,9 @@ class UploadStore:
         with self._db_lock:
             self._db.execute(sql, values)
 
-    @contextlib.contextmanager
-    def _lock(self, path: str) -> Iterator[None]:
+    def lock_of(self, path: str) -> threading.Lock:
         with self._db_lock:
-            lock = self._locks.setdefault(path, threading.Lock())
-        with lock:
-            yield
+            return self._locks.setdefault(path, threading.Lock())
 
 
 def prepare_target(root: Path, path: str) -> Path:
@@ -236,18 +324,26 @@ def prepare_target(root: Path, path: str) -> Path:
     return target
 
 
-_TEMP_FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+def _open_temp(temp: Path, size: int) -> int:
+    """A sized upload's temp file, cut to the `size` bytes that count and ready for the next one."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    fd = os.open(temp, flags, 0o644)
+    try:
+        os.ftruncate(fd, size)
+        os.lseek(fd, size, os.SEEK_SET)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
-def _append(fd: int, part: Sequence[bytes | bytearray], *, durable: bool) -> None:
+def _append(fd: int, part: Sequence[bytes], *, durable: bool) -> None:
     """Write and close; after an error (disk full) the file is as long as before."""
     try:
         size = os.fstat(fd).st_size
         try:
             for piece in part:
-                view = memoryview(piece)
-                while view:
-                    view = view[os.write(fd, view) :]
+                _write_all(fd, piece)
             if durable:
                 os.fsync(fd)
         except OSError:
@@ -255,6 +351,19 @@ def _append(fd: int, part: Sequence[bytes | bytearray], *, durable: bool) -> Non
             raise
     finally:
         os.close(fd)
+
+
+def _write_all(fd: int, piece: bytes | memoryview) -> None:
+    view = memoryview(piece)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _start_write_back(fd: int, start: int, count: int) -> None:
+    """Let the disk begin with what was written, so that the fsync of the whole finds little left to do."""
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # no more than a hint
+            os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
 
 
 def _publish(temp: Path, target: Path, upload: _Upload) -> None:
@@ -280,6 +389,10 @@ def _size(path: Path) -> int:
 
 def _superseded(path: str) -> SupersededError:
     return SupersededError(f"a later generation of {path} is being written")
+
+
+def _unfit(end: int, upload: _Upload) -> UsageError:
+    return UsageError(f"the part ends at {end}, the upload was announced with {upload.length} bytes")
 
 
 def _not_found(path: str) -> NotFoundError:

@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from bridge import bodies, raw_body
+from bridge import bodies
 from bridge.addresses import count
 from bridge.answers import Refused, answer_empty
 from bridge.upload_store import OffsetMismatch, Progress, UploadStore, prepare_target
@@ -59,12 +59,7 @@ class Uploads:
         target = await asyncio.to_thread(prepare_target, self.root, path)
         status = 204 if target.exists() else 201
         async with _written(target) as handle:
-
-            def write(pieces: list[bytes | bytearray]) -> None:
-                handle.writelines(pieces)
-                raw_body.give_back(pieces)
-
-            await bodies.receive(request, body_sha256, names.PUT_MAX_BYTES, write)
+            await bodies.receive(request, body_sha256, names.PUT_MAX_BYTES, handle.write)
         return answer_empty(status)
 
     async def _post(self, headers: Mapping[str, str], path: str) -> web.Response:
@@ -86,17 +81,15 @@ class Uploads:
         if request.content_type != PARTIAL or last is None:
             raise UsageError(f"a part needs Content-Type: {PARTIAL} and {names.HEADER_COMPLETE}: ?0 or ?1")
         self._check_room(announced or 0)
-        present = await asyncio.to_thread(self.store.progress, path, generation)
-        if present.complete or present.offset != offset:  # before 32 MiB are read for nothing; decided again below
-            raise _mismatch(present)
-        part: list[bytes | bytearray] = []
-        await bodies.receive(request, body_sha256, names.PART_MAX_BYTES, part.extend)
         try:
-            progress = await asyncio.to_thread(self.store.append, path, generation, offset, part, last=last)
+            part = await asyncio.to_thread(self.store.begin, path, generation, offset, last=last)
+            try:  # from here on 32 MiB are read, and not for nothing
+                await bodies.receive(request, body_sha256, names.PART_MAX_BYTES, part.write)
+                progress = await asyncio.to_thread(part.commit)
+            finally:
+                await asyncio.to_thread(part.drop)
         except OffsetMismatch as error:
             raise _mismatch(error.progress) from None
-        finally:
-            raw_body.give_back(part)
         return answer_empty(204, _told(progress))
 
     def _check_room(self, wanted_bytes: int) -> None:
