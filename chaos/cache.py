@@ -15,6 +15,7 @@ from bridgehead import files
 from chaos import reference, snapshot, workload
 from chaos.reference import Reference
 
+_FORMAT = 2  # of the digests
 _KEPT = 6  # references of older code; the pool weighs some tens of MB
 
 
@@ -43,6 +44,7 @@ def _root() -> Path:
 def _key(code: Path) -> str:
     """Everything that the outcome may depend on."""
     what = [
+        _FORMAT,
         snapshot.digest(code),
         workload.PRETRAIN_CONFIG,
         workload.DICE_CONFIG,

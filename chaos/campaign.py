@@ -99,7 +99,11 @@ def _kinds(asked: list[str] | None) -> list[str]:
             kinds.append(kind)
     unknown = set(asked or ()) - set(FAULTS)
     if unknown or not kinds:
-        sys.exit(f"error: no such kind of fault: {', '.join(sorted(unknown))}; there are: {', '.join(FAULTS)}")
+        print(
+            f"error: no such kind of fault: {', '.join(sorted(unknown))}; there are: {', '.join(FAULTS)}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
     return kinds
 
 

@@ -110,7 +110,7 @@ def _judge_run(world: World, verdict: Verdict, view: RunView, reference: Referen
         if lives:
             verdict.judge_log(f"{view.run_id}/{item}", copy, lives)
     if view.stage == names.PRETRAIN:
-        verdict.judge_weights(view.run_id, artifact_digests(world.code, folder), reference.pretrain)
+        verdict.judge_weights(view.run_id, artifact_digests(folder), reference.pretrain)
     elif view.stage == workload.DICE:
         got = _json(folder / names.RESULTS)
         verdict.judge_weights(view.run_id, {"weights": str(got.get("weights_sha256"))}, reference.dice)

@@ -34,6 +34,7 @@ from run_control.project import Project
 
 TAG = "CHAOS_ROUND"  # in the environment of every process of a round
 _COMMAND_S = 120.0
+_CODE = re.compile(r"bh1\.[A-Za-z0-9_-]+")
 _ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
 _LAPTOP_DISK_MB = 160
 _VM_DISK_MB = 200
@@ -275,8 +276,8 @@ class World:
         _copy(self.cloud, self.folder / "evidence" / "cloud")
 
     def _write_notebook(self) -> None:
-        code = self.command("notebook", "--show-code")["code"]
-        told = pairing.decode(code)
+        """The bridge has just written the notebook with its own address; a person would paste the tunnel's code."""
+        told = pairing.decode(_CODE.findall(self.project.notebook.read_text())[0])
         ours = pairing.Pairing(f"http://127.0.0.1:{self.proxy.port}", told.key_id, told.key, told.boot_sha256)
         notebook.write(self.project.notebook, ours)
 
