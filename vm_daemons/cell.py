@@ -62,6 +62,7 @@ class Heart:
         self._release = Release(home, say, clock)
         self._verdict: release.Verdict | None = None
         self._next_line = clock()
+        self._said: dict[str, tuple[str, float]] = {}
         self._told: dict[str, str] = {}  # by chore: its last trouble, said once
 
     def turn(self) -> bool:
@@ -93,7 +94,7 @@ class Heart:
         for name, state in daemons.ensure(self._home).items():
             if state != "running":
                 self._watch.forget(name)
-                say(f"{name}: {state}; its last words: {_last_line(self._home, name)}")
+                self._say_seldom(name, f"{name}: {state}; its last words: {_last_line(self._home, name)}")
 
     def _mind_silence(self) -> None:
         """Kill a daemon that lives and hangs; the next turn starts it anew."""
@@ -123,6 +124,13 @@ class Heart:
             say(summary(self._home, self._verdict))
             due = self._next_line + LINE_EVERY_S
             self._next_line = due if due > now else now + LINE_EVERY_S  # one line, however long this machine slept
+
+    def _say_seldom(self, what: str, text: str) -> None:
+        """Of one that dies at each start, a line a minute."""
+        text_before, said_at = self._said.get(what, ("", 0.0))
+        if text != text_before or self._clock() - said_at >= LINE_EVERY_S:
+            self._said[what] = (text, self._clock())
+            say(text)
 
     def _say_once(self, chore: str, text: str) -> None:
         if self._told.get(chore) != text:

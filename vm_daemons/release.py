@@ -18,7 +18,7 @@ from typing import Any
 from bridgehead import files, names, paths, processes
 from bridgehead.queue_lines import Verb
 from bridgehead.records import duration
-from vm_daemons import daemons, lifetime, mounting
+from vm_daemons import beats, daemons, lifetime, mounting
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Step
@@ -26,6 +26,7 @@ from vm_daemons.journal import Step
 FLUSH_TIMEOUT_MS = 1_800_000
 LAST_WORD_S = 15.0  # for the status daemon to tell the laptop
 STOP_WAIT_S = 10.0
+ASKING_S = 60.0  # the command daemon has given a sign of life within so long
 PAUSES_S = (60.0, 120.0, 300.0, 600.0)  # after a release that failed
 _OVER = frozenset({Step.FINISHED, Step.ABANDONED, Step.HANDED_OVER})
 _ELSEWHERE = frozenset({Step.ABANDONED, Step.HANDED_OVER})
@@ -177,6 +178,9 @@ def _apply(found: dict[str, Open], line: dict[str, Any]) -> None:
 
 def _blocker(home: VmHome, known: list[Open]) -> str:
     """One reason why the VM has to stay, "" when there is none."""
+    silent_s = age_s(beats.path(home, names.COMMAND_DAEMON))
+    if silent_s is None or silent_s > ASKING_S:
+        return "the command daemon does not work, so nobody knows what the queue holds"
     by_run = {item.run_id: item for item in known if item.run_id}
     for item in known:
         if item.step not in _OVER and not (item.verb in (Verb.RUN, Verb.SH) and _is_safe(home, item)):

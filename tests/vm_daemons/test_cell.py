@@ -164,6 +164,19 @@ def test_one_that_hangs_again_gets_more_time(home: VmHome, sleeper: subprocess.P
         second.kill()
 
 
+def test_a_daemon_that_dies_at_each_start_gets_a_line_a_minute(
+    home: VmHome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paired_home(home.root)
+    monkeypatch.setattr(daemons, "ensure", lambda _: {names.STATUS_DAEMON: "started"})
+    clock = Clock()
+    heart = cell.Heart(home, clock)
+    for _ in range(24):  # two minutes
+        heart.turn()
+        clock.now += cell.CHECK_EVERY_S
+    assert capsys.readouterr().out.count("its last words") == 2
+
+
 def test_each_chore_is_done_whatever_happens_to_the_others(
     home: VmHome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

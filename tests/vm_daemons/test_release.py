@@ -17,7 +17,7 @@ from bridgehead import files, names, processes
 from bridgehead.names import Ack, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, StageSpec
-from vm_daemons import daemons, lifetime, mounting, release
+from vm_daemons import beats, daemons, lifetime, mounting, release
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_support import end_run, make_run, paired_home
@@ -33,6 +33,7 @@ class Cell:
         self.home = paired_home(root)
         self.home.update_record(vm_rules={"release_after_s": GRACE_S})
         self.journal = Journal(self.home.journal)
+        beats.beat(self.home, names.COMMAND_DAEMON)
         self.now = 0.0
         self.said: list[str] = []
         self.release = release.Release(self.home, self.said.append, lambda: self.now)
@@ -76,6 +77,13 @@ def test_without_the_setting_it_never_goes_and_says_so(cell: Cell) -> None:
     cell.home.update_record(vm_rules={})
     cell.now = 1e9
     assert cell.because() == "[vm] release_after_s is not set"
+
+
+def test_a_command_daemon_that_does_not_work_keeps_it_since_nobody_asks_for_the_queue(cell: Cell) -> None:
+    beats.path(cell.home, names.COMMAND_DAEMON).unlink()
+    assert "nobody knows what the queue holds" in cell.because()
+    beats.beat(cell.home, names.COMMAND_DAEMON)
+    assert cell.because() == ""
 
 
 def test_a_run_that_waits_or_runs_keeps_it(cell: Cell) -> None:
