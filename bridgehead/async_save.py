@@ -7,8 +7,8 @@ its process, where a helper process would go on writing beside the next attempt.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from bridgehead.errors import RunFailed
@@ -20,49 +20,46 @@ class BackgroundSaver:
     """At most one save in flight. All methods are for the thread that trains."""
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._save: Future[object] | None = None
         self._step = 0
         self._failures = 0
 
     @property
     def busy(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._save is not None and not self._save.done()
 
     def start(self, step: int, job: Callable[[], object]) -> None:
-        """Run `job` on the thread; the caller has seen that it is not busy and has heard of the last one."""
+        """Run `job` on the thread; the caller has seen that it is not busy and has heard of the last one.
 
-        def work() -> None:
-            try:
-                job()
-            except Exception as error:  # noqa: BLE001 - the thread's edge: whatever it is, `heard` tells it
-                self._error = error
-
+        The thread stays for the next one: starting a thread waits for it to come up, which holds the step. A script
+        that ends leaves only when its last checkpoint is written.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._step = step
-        # Not a daemon: a script that ends leaves only when its last checkpoint is written.
-        self._thread = threading.Thread(target=work, name="checkpoint", daemon=False)
-        self._thread.start()
+        self._save = self._pool.submit(job)
 
     def wait(self) -> None:
         """Until none is in flight."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._save is not None:
+            wait([self._save])
 
     def heard(self) -> str:
         """What became of a save that has ended, told once: empty when it is good or still under way.
 
         Raises RunFailed at the third failure in a row.
         """
-        if self._thread is None or self._thread.is_alive():
+        if self._save is None or not self._save.done():
             return ""
-        error, self._thread, self._error = self._error, None, None
+        error, self._save = self._save.exception(), None
         return self.failed(self._step, error) if error is not None else self.good()
 
     def good(self) -> str:
         self._failures = 0
         return ""
 
-    def failed(self, step: int, error: Exception) -> str:
+    def failed(self, step: int, error: BaseException) -> str:
         """Count one; the text for the run's owner. Raises RunFailed at the third in a row."""
         self._failures += 1
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__

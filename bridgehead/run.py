@@ -77,6 +77,11 @@ class Run:
         """True once SIGTERM arrived or the file `stop` lies in the run folder: save, then `exit_stopped()`."""
         return self._stop or (self.folder / names.STOP_REQUEST).exists()
 
+    @property
+    def saves_only_at_the_end(self) -> bool:
+        """Whether the project file asks for no checkpoint on the way: every interval is 0."""
+        return self._cadence.never
+
     def input(self, stage: str) -> Path:
         """The finished run folder of a stage that this one comes after. Raises NotFoundError."""
         inputs = json.loads(os.environ.get(names.ENV_INPUTS, "{}"))

@@ -140,6 +140,10 @@ class Loop:
         self.run.message(f"resumed from step {self.step} of {self.plan.horizon}")
 
     def __iter__(self) -> Iterator[Position]:
+        if self.run.saves_only_at_the_end:
+            self.run.message(
+                "no checkpoint is due on the way (every interval is 0): what ends this run costs all of it"
+            )
         while self.step < self.plan.horizon:
             if self.run.should_stop:
                 self._stop()

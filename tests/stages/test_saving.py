@@ -76,6 +76,12 @@ def test_by_the_clock_it_saves_between_the_ends_of_epochs(workshop: Workshop) ->
     assert _saved(run) == list(range(1, 31)) and checkpoints.newest(run.folder / names.CHECKPOINTS)[0] is not None
 
 
+def test_with_every_interval_at_0_it_says_what_that_means(workshop: Workshop) -> None:
+    run = _new(workshop)
+    _train(_loop(run))
+    assert _says(run).count("every interval is 0") == 1
+
+
 class Gate:
     """Holds back every write of a state file until it is opened."""
 
