@@ -87,7 +87,7 @@ VM_REVOKED: Final = "revoked.json"  # [{"run_id", "attempt"}]: runs that now bel
 COMMAND_DAEMON: Final = "command_daemon"
 STATUS_DAEMON: Final = "status_daemon"
 UPLOADER: Final = "uploader"  # all work for the durable store, in a process of its own
-DAEMONS: Final = (COMMAND_DAEMON, STATUS_DAEMON)
+DAEMONS: Final = (COMMAND_DAEMON, STATUS_DAEMON, UPLOADER)
 VM_STORE_STATE: Final = "store.json"  # how the store is, as the uploader last saw it
 VM_STORE_SECRETS: Final = "store_secrets.json"  # 0600; what the cell got from notebook secrets for the store
 VM_REMOUNT: Final = "remount.json"  # a request to the cell, the only one that can mount Drive
@@ -103,6 +103,11 @@ ENV_VM_ID: Final = "BRIDGEHEAD_VM_ID"
 ENV_HOME: Final = "BRIDGEHEAD_HOME"  # the VM's working folder
 ENV_STORE: Final = "BRIDGEHEAD_STORE"  # the mounted durable store
 ENV_PAIRING: Final = "BRIDGEHEAD_PAIRING"  # name of the notebook secret, never an argv
+# Notebook secrets (or environment variables) for the store; they go into state/store_secrets.json, 0600.
+SECRET_S3_KEY_ID: Final = "BRIDGEHEAD_S3_KEY_ID"
+SECRET_S3_SECRET: Final = "BRIDGEHEAD_S3_SECRET"
+SECRET_S3_TOKEN: Final = "BRIDGEHEAD_S3_TOKEN"
+SECRET_DRIVE: Final = "BRIDGEHEAD_DRIVE_CREDENTIALS"  # the text of a credentials file, where no sign-in is offered
 ENV_LOCAL_VM: Final = "BRIDGEHEAD_LOCAL_VM"  # tags every process of a local notebook VM
 
 # --- HTTP ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.ledger_rows import ENDED, REJECTED, CommandRow, VmRow
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, UsageError
-from bridgehead.names import RunState
+from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Status, duration
 from run_control.project import Project
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bridge.ledger import Ledger
 
 RUN_VERBS = (Verb.RUN, Verb.SH)
-RUN_HEADERS = ("RUN", "STATE", "PROGRESS", "METRICS", "ETA", "CHECKPOINT", "VM")
+RUN_HEADERS = ("RUN", "STATE", "PROGRESS", "METRICS", "ETA", "CHECKPOINT", "AT RISK", "VM")
 VM_HEADERS = ("VM", "STATE", "SEEN", "MEMORY FREE", "DISK FREE", "GPU", "STORE")
 COMMAND_HEADERS = ("#", "STATE", "LINE", "RUN", "WHY")
 
@@ -49,6 +49,10 @@ class RunView:
     eta_s: float | None = None
     message: str = ""
     checkpoint: dict[str, Any] | None = None
+    levels: dict[str, Any] = field(default_factory=dict)  # local, mounted, confirmed: the newest that high, with age_s
+    at_risk: dict[str, Any] | None = (
+        None  # what the VM's death right now would cost: seconds, steps, and by which level
+    )
     resumed_from_step: int | None = None
     status_age_s: float | None = None
 
@@ -68,7 +72,8 @@ class RunView:
             _progress(self),
             " ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()),
             duration(self.eta_s) if self.eta_s is not None and not self.ended else "",
-            _checkpoint(self.checkpoint),
+            _climbed(self.levels) or _checkpoint(self.checkpoint),
+            _risk(self),
             self.vm_id,
         )
 
@@ -136,6 +141,8 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> 
         eta_s=status.eta_s if mine else None,  # of an attempt that is over: how far it came, not how long it takes
         message=status.message if mine else "",
         checkpoint=checkpoint,
+        levels=_levels(status, moment),
+        at_risk=None if view.ended or status.state in names.ENDED else _at_risk(status, moment),
         resumed_from_step=status.resumed_from_step if mine else None,
         status_age_s=round(max(0.0, moment - status.updated), 1),
     )
@@ -249,6 +256,40 @@ def _checkpoint(checkpoint: dict[str, Any] | None) -> str:
     if checkpoint is None:
         return ""
     return f"{checkpoint['step']} {checkpoint['level']}, {duration(checkpoint['age_s'])} ago"
+
+
+def _levels(status: Status, moment: float) -> dict[str, Any]:
+    """Each level with the age of its newest checkpoint, in seconds since it got that high."""
+    told = {}
+    for level in CheckpointLevel:
+        item = status.levels.get(level)
+        if isinstance(item, dict) and isinstance(item.get("at"), int | float):
+            told[str(level)] = {**item, "age_s": round(max(0.0, moment - item["at"]), 1)}
+    return told
+
+
+def _at_risk(status: Status, moment: float) -> dict[str, Any]:
+    """By what was confirmed; by what is mounted where nothing was, which may not have arrived. Level "": all of it."""
+    for level in (CheckpointLevel.CONFIRMED, CheckpointLevel.MOUNTED):
+        item = status.levels.get(level)
+        if isinstance(item, dict) and item.get("saved_at"):
+            seconds = round(max(0.0, moment - float(item["saved_at"])), 1)
+            return {"level": str(level), "seconds": seconds, "steps": max(0, status.step - int(item.get("step", 0)))}
+    return {"level": "", "seconds": None, "steps": status.step}
+
+
+def _climbed(levels: dict[str, Any]) -> str:
+    """`1200 local 3s, 1100 confirmed 2m04s`: of each step the highest level that it has."""
+    by_step = {item["step"]: f"{item['step']} {level} {duration(item['age_s'])}" for level, item in levels.items()}
+    return ", ".join(by_step[step] for step in sorted(by_step, reverse=True))
+
+
+def _risk(view: RunView) -> str:
+    if view.at_risk is None or view.ended:
+        return ""
+    if not view.at_risk["level"]:
+        return "all of it"
+    return f"{duration(view.at_risk['seconds'])} ({view.at_risk['level']})"
 
 
 def _gib(size_bytes: object) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import re
 import secrets
 import threading
@@ -35,6 +34,7 @@ from bridgehead.errors import (
 )
 from bridgehead.records import AckRecord, Command, Heartbeat
 from vm_daemons.home import VmHome
+from vm_daemons.pace import Backoff as Backoff
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 20.0
@@ -59,23 +59,6 @@ class Upload:
 
     offset: int
     complete: bool
-
-
-class Backoff:
-    """Pauses that grow from `first_s` to `most_s`, with jitter so that two daemons don't knock in step."""
-
-    def __init__(self, first_s: float = 0.2, most_s: float = 15.0) -> None:
-        self._first_s = first_s
-        self._most_s = most_s
-        self._next_s = first_s
-
-    def next_s(self) -> float:
-        pause_s = self._next_s * random.uniform(0.7, 1.0)
-        self._next_s = min(self._next_s * 2, self._most_s)
-        return pause_s
-
-    def reset(self) -> None:
-        self._next_s = self._first_s
 
 
 class BridgeClient:
@@ -107,15 +90,17 @@ class BridgeClient:
         nonce = secrets.token_urlsafe(16)
         path = f"{names.VMS_PREFIX}{self.vm_id}/heartbeat"
         answer = self._call("POST", path, body=_dump(beat.to_json()), nonce=nonce)
-        return self._open_reply("hints", answer, nonce)
+        return self._open_reply("hints", _json_object(answer), nonce)
 
     # --- payload ---------------------------------------------------------------------------------------
 
-    def manifest(self) -> dict[str, Any]:
-        """What the payload consists of, proven to be the answer to this very request."""
+    def manifest_document(self) -> dict[str, Any]:
+        """What the payload consists of: the signed document, proven to be the answer to this very request."""
         nonce = secrets.token_urlsafe(16)
         answer = self._call("GET", names.SERVE_PREFIX + names.PAYLOAD_MANIFEST, nonce=nonce)
-        return self._open_reply("manifest", answer, nonce)
+        document = _json_object(answer)
+        self._open_reply("manifest", document, nonce)
+        return document
 
     def get_payload(self, path: str, dest: Path, size: int, sha256: str) -> None:
         """Fetch one payload file to `dest`, atomically; goes on where an earlier try was cut.
@@ -286,8 +271,8 @@ class BridgeClient:
             session = self._local.session = requests.Session()
         return session
 
-    def _open_reply(self, kind: str, answer: requests.Response, nonce: str) -> dict[str, Any]:
-        body = signing.open_document(self._home.pairing().key, kind, _json_object(answer))
+    def _open_reply(self, kind: str, document: dict[str, Any], nonce: str) -> dict[str, Any]:
+        body = signing.open_document(self._home.pairing().key, kind, document)
         if body.get("reply_to") != nonce:
             raise PairingError(f"signed {kind} that answer another request", hint="somebody replays old answers")
         return body

@@ -1,7 +1,7 @@
-"""The two daemons as processes: start, take over, stop.
+"""The three daemons as processes: start, take over, stop.
 
 A daemon holds its lock file from before it exists until it is gone: the spawner takes the lock and hands the open file
-on. So two cells, or a cell and a forgotten daemon, never make two of them, and a stale pid file misleads nobody.
+on. So two cells, or a cell and a forgotten daemon, never make two of one, and a stale pid file misleads nobody.
 """
 
 from __future__ import annotations

@@ -8,17 +8,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bridgehead import files, names
 from bridgehead.errors import UsageError
-from bridgehead.records import CheckpointInfo, RunRecord, Status
+from bridgehead.records import RunRecord, Status
 from vm_daemons import outputs, run_status
-from vm_daemons.client import Backoff, BridgeClient
+from vm_daemons.client import BridgeClient
 from vm_daemons.uploads import GrowingUpload, upload_file
-
-if TYPE_CHECKING:
-    from vm_daemons.store import Store
 
 STATUS_EVERY_S = 0.5
 _LIVENESS_EVERY_S = 3.0  # a process can die without a trace in any file
@@ -38,12 +35,9 @@ class RunMirror:
         self.logs_shipped = False  # complete, and so since it ended
         self.outputs_shipped = False
         self.refused: dict[str, str] = {}  # outputs that can't be sent, and why
-        self.store_complete = False
-        self.mounted: CheckpointInfo | None = None
         self.store_took_at = time.monotonic()  # when the store last took all that there was
-        self.store_trouble = ""  # what the store said to the last try
-        self.store_not_before = 0.0  # monotonic
-        self._store_backoff = Backoff(0.5)
+        self.mirrored_at = 0.0  # monotonic; when all had left this VM
+        self._levels: dict[str, Any] = {}  # the uploader's checkpoints.json
         self.not_before = 0.0  # monotonic; the laptop refused us, so leave it alone until then
         self._client = client
         self._growing = [
@@ -53,7 +47,8 @@ class RunMirror:
         self._state_sent_at = 0.0
         self._looked: object = None
         self._composed_at = 0.0
-        self._composed_with: CheckpointInfo | None = None
+        self._levels_mark: tuple[int, int] | None = None
+        self._composed_with: tuple[int, int] | None = None  # mark of the checkpoints.json that the status tells of
 
     @property
     def ended(self) -> bool:
@@ -64,21 +59,31 @@ class RunMirror:
     @property
     def shipped(self) -> bool:
         """Whether the laptop has all of it, the last status included."""
-        told = self._composed_with == self.mounted and all(map(self._is_sent, names.STATE_FILES))
+        told = self._composed_with == self._levels_mark and all(map(self._is_sent, names.STATE_FILES))
         return told and self.logs_shipped and self.outputs_shipped
+
+    @property
+    def store_complete(self) -> bool:
+        """Whether all that this attempt left is in the store."""
+        return self.ended and self._levels.get("complete_attempt") == self.record.attempt
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether its checkpoints have climbed as high as they will."""
+        return bool(self._levels.get("settled"))
 
     # --- main thread --------------------------------------------------------------------------------
 
     def compose(self, now: float) -> None:
         """Write status.json and status.txt when something in them changed, at most twice a second."""
-        mounted = self.mounted
-        looked = (mounted, [_mark(self.run_dir / name) for name in _STATUS_SOURCES])
+        self._read_levels()
+        looked = (self._levels_mark, [_mark(self.run_dir / name) for name in _STATUS_SOURCES])
         pace_s = _LIVENESS_EVERY_S if looked == self._looked else 0.0 if self.ended else STATUS_EVERY_S
         if now - self._composed_at < pace_s:
             return
         self._looked, self._composed_at = looked, now
-        status = run_status.compose(self.run_dir, mounted, now)
-        self._composed_with = mounted
+        status = run_status.compose(self.run_dir, self._levels, now)
+        self._composed_with = self._levels_mark
         if self.status is not None and dataclasses.replace(self.status, updated=now) == status:
             return
         files.write_json(self.run_dir / names.STATUS, status.to_json())
@@ -89,6 +94,18 @@ class RunMirror:
         """All that can leave has left. `store`: complete, none, or dead (it goes on being tried)."""
         told: dict[str, Any] = {"v": names.RECORD_VERSION, "attempt": self.record.attempt, "at": time.time()}
         files.write_json(self.run_dir / names.MIRRORED, {**told, "store": store, "refused": self.refused})
+        if store != "dead":
+            self.mirrored_at = time.monotonic()
+
+    def _read_levels(self) -> None:
+        mark = _mark(self.run_dir / names.CHECKPOINT_LEVELS)
+        if mark != self._levels_mark:
+            told = files.read_json(self.run_dir / names.CHECKPOINT_LEVELS)
+            self._levels, self._levels_mark = {}, mark
+            if isinstance(told, dict) and told.get("attempt") == self.record.attempt:
+                self._levels = told
+        if not self._levels.get("failing"):
+            self.store_took_at = time.monotonic()
 
     # --- ship thread ------------------------------------------------------------------------------------
 
@@ -137,22 +154,6 @@ class RunMirror:
         upload_file(self._client, self.record.run_id, self.record.attempt, path, relative)
         self._sent[relative] = mark
         return True
-
-    # --- store thread --------------------------------------------------------------------------------------------
-
-    def mirror_to(self, store: Store) -> None:
-        """One turn of the store. Raises what Store.mirror raises."""
-        ended = self.ended
-        self.mounted = store.mirror(self.run_dir) or self.mounted
-        self.store_complete = ended and store.mirrored(self.run_dir)
-        self.store_took_at = time.monotonic()
-        self.store_trouble = ""
-        self._store_backoff.reset()
-
-    def store_fails(self, why: str) -> None:
-        """Leave the store alone for this run, longer each time; the other runs go on."""
-        self.store_trouble = why
-        self.store_not_before = time.monotonic() + self._store_backoff.next_s()
 
 
 def _mark(path: Path) -> tuple[int, int] | None:

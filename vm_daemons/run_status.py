@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRec
 TAIL_BYTES = 64 * 1024  # of progress.jsonl: some 300 events
 
 
-def compose(run_dir: Path, mounted: CheckpointInfo | None, now: float) -> Status:
+def compose(run_dir: Path, levels: Mapping[str, Any], now: float) -> Status:
     """The status as the files tell it. `updated` is `now`; everything else changes only when a file did.
 
-    Raises UsageError when the folder holds no readable run.json.
+    `levels` is the uploader's checkpoints.json of this attempt, empty when there is none. Raises UsageError
+    when the folder holds no readable run.json.
     """
     run = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
     ended = read_exit(run_dir)
@@ -29,6 +31,7 @@ def compose(run_dir: Path, mounted: CheckpointInfo | None, now: float) -> Status
     before = _previous(run_dir, run)
     seen = _read_events(run_dir / names.PROGRESS, run.attempt)
     last = seen.progress[-1] if seen.progress else {}
+    climbed = _climbed(_local(run_dir, seen, before), levels)
     return Status(
         run_id=run.run_id,
         stage=run.stage,
@@ -42,9 +45,11 @@ def compose(run_dir: Path, mounted: CheckpointInfo | None, now: float) -> Status
         metrics=_metrics(last.get("metrics")),
         eta_s=None if ended else _eta_s(seen.progress),
         message=ended.message if ended and ended.message else _message(seen, last),
-        checkpoint=_checkpoint(run_dir, seen, mounted, before),
+        checkpoint=_newest(climbed),
         resumed_from_step=seen.resumed_from if seen.resumed_from is not None else _resumed(before),
         updated=now,
+        levels=climbed,
+        saved_at=_float(climbed.get(CheckpointLevel.CONFIRMED, {}).get("saved_at")),
     )
 
 
@@ -155,25 +160,48 @@ def _message(seen: _Events, last: dict[str, Any]) -> str:
     return seen.message
 
 
-def _checkpoint(
-    run_dir: Path, seen: _Events, mounted: CheckpointInfo | None, before: Status | None
-) -> CheckpointInfo | None:
-    """The newest one: on this disk, or in the store when nothing newer is here."""
-    local = None
+def _local(run_dir: Path, seen: _Events, before: Status | None) -> CheckpointInfo | None:
+    """The newest one on this disk."""
     if seen.saved is not None:
-        local = CheckpointInfo(
+        return CheckpointInfo(
             step=_int(seen.saved.get("step")),
             at=_float(seen.saved.get("at")),
             size_bytes=_int(seen.saved.get("size_bytes")),
             epoch=_int(seen.saved.get("epoch")),
         )
-    elif (newest := _newest_local(run_dir)) is not None:
-        local = newest
-    elif before is not None:
-        local = before.checkpoint
-    if mounted is not None and (local is None or mounted.step >= local.step):
-        return mounted
-    return local
+    if (newest := _newest_local(run_dir)) is not None:
+        return newest
+    told = before.levels.get(CheckpointLevel.LOCAL) if before is not None else None
+    return _info(told, CheckpointLevel.LOCAL)
+
+
+def _climbed(local: CheckpointInfo | None, told: Mapping[str, Any]) -> dict[str, Any]:
+    """Level → the newest checkpoint that high. What is local we know best, the rest is the uploader's word."""
+    found = told.get("levels")
+    climbed = {}
+    if local is not None:
+        climbed[str(CheckpointLevel.LOCAL)] = {**local.to_json(), "saved_at": local.at}
+    for level in (CheckpointLevel.MOUNTED, CheckpointLevel.CONFIRMED):
+        given = found.get(level) if isinstance(found, dict) else None
+        info = _info(given, level)
+        if info is not None and isinstance(given, dict):
+            climbed[str(level)] = {**info.to_json(), "saved_at": _float(given.get("saved_at"))}
+    return climbed
+
+
+def _info(told: object, level: CheckpointLevel) -> CheckpointInfo | None:
+    try:
+        info = CheckpointInfo.from_json(told)
+    except UsageError:
+        return None
+    return info if info.level is level else None
+
+
+def _newest(climbed: Mapping[str, Any]) -> CheckpointInfo | None:
+    """By its step; of one step, the highest level that it has."""
+    found = [info for level in CheckpointLevel if (info := _info(climbed.get(level), level)) is not None]
+    ranks = list(CheckpointLevel)
+    return max(found, key=lambda info: (info.step, ranks.index(info.level)), default=None)
 
 
 def _newest_local(run_dir: Path) -> CheckpointInfo | None:

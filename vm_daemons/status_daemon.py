@@ -1,8 +1,8 @@
-"""`python -m vm_daemons.status_daemon`: what happens in the run folders becomes known to laptop and store.
+"""`python -m vm_daemons.status_daemon`: what happens in the run folders becomes known to the laptop.
 
-One thread composes the statuses, one ships logs and state files, one ships what an ended run made, one works for the
-store, one probes it and one sends heartbeats. So a dead mount, a big artefact or a laptop that is away holds up none of
-the others.
+One thread composes the statuses, one ships logs and state files, one ships what an ended run made and one sends
+heartbeats. So a big artefact or a laptop that is away holds up none of the others. The store is the uploader's; what it
+found out is read from its files, so that no mount can hang this process.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names, processes
-from bridgehead.errors import BridgeheadError, PairingError, SupersededError, TransferError, UsageError
+from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
-from vm_daemons import beats, daemons, lifetime
+from vm_daemons import beats, daemons, lifetime, store_choice
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.gauges import Gauges, age_s
 from vm_daemons.home import VmHome
 from vm_daemons.run_mirror import RunMirror
-from vm_daemons.store import Store
+from vm_daemons.store_state import Reader
 
 SHIP_EVERY_S = 0.1  # between two looks at the logs of live runs: a few stat calls
 COMPOSE_EVERY_S = 0.25
@@ -36,10 +36,9 @@ IDLE_S = 0.5  # between two looks for a new run, where the system can't tell us 
 WATCHED_IDLE_S = 2.0
 FRESH_S = 0.05  # between two looks at a folder that has just been made
 FRESH_FOR_S = 5.0
-STORE_EVERY_S = 1.0
-PROBE_EVERY_S = 15.0
 STORE_DEAD_AFTER_S = 60.0
 REFUSED_PAUSE_S = 15.0
+UNSETTLED_FOR_S = 1800.0  # after its end, for checkpoints that are still to be confirmed
 
 log = logging.getLogger("status_daemon")
 
@@ -47,10 +46,10 @@ log = logging.getLogger("status_daemon")
 class StatusDaemon:
     """`run()` returns once `stop()` was called, from a signal handler for example."""
 
-    def __init__(self, home: VmHome, client: BridgeClient, store: Store) -> None:
+    def __init__(self, home: VmHome, client: BridgeClient) -> None:
         self._home = home
         self._client = client
-        self._store = store
+        self._store = Reader(home)
         self._gauges = Gauges(home.root)
         self._runs: dict[str, RunMirror] = {}
         self._settled: dict[str, int] = {}  # run folders with nothing left to do → mtime at which that was seen
@@ -59,9 +58,6 @@ class StatusDaemon:
         self._busy = threading.Event()  # set while there are live runs
         self._idle_s = IDLE_S
         self._heartbeat_s = 5.0
-        self._probe: dict[str, Any] = {}
-        self._store_trouble = ""  # what it said to the last try to put something there
-        self._store_ok_at = time.monotonic()
         self._dead_store_told: set[str] = set()
 
     def run(self) -> None:
@@ -69,8 +65,6 @@ class StatusDaemon:
         steps: dict[str, Callable[[], float]] = {
             "ship": self._ship_step,
             "outputs": self._outputs_step,
-            "store": self._store_step,
-            "probe": self._probe_step,
             "heartbeat": self._heartbeat_step,
         }
         with contextlib.suppress(BridgeheadError, OSError):  # so that the first heartbeat already names the runs
@@ -116,6 +110,8 @@ class StatusDaemon:
     # --- statuses (main thread) --------------------------------------------------------------------------
 
     def _compose_step(self) -> float:
+        self._store.look()
+        self._heed_the_store()
         being_made = self._discover()
         for name, mirror in list(self._runs.items()):
             if mirror.not_before <= time.monotonic():
@@ -174,9 +170,12 @@ class StatusDaemon:
             return
         if not (mirror.ended and mirror.shipped):
             return
-        if mirror.store_complete or not self._store.available:
-            mirror.write_mirrored("complete" if mirror.store_complete else "none")
-            self._forget(name, mirror)
+        stored = store_choice.is_configured(self._home)
+        if mirror.store_complete or not stored:
+            if mirror.mirrored_at == 0.0:
+                mirror.write_mirrored("complete" if mirror.store_complete else "none")
+            if not stored or mirror.is_settled or time.monotonic() - mirror.mirrored_at > UNSETTLED_FOR_S:
+                self._forget(name, mirror)
         elif self._store_is_dead_for(mirror) and name not in self._dead_store_told:
             self._dead_store_told.add(name)
             log.warning("%s: the store is dead; what this run made is on the laptop only", name)
@@ -184,8 +183,7 @@ class StatusDaemon:
 
     def _store_is_dead_for(self, mirror: RunMirror) -> bool:
         """It does not answer, or (full, read-only) it answers and takes nothing of this run."""
-        ok_at = min(self._store_ok_at, mirror.store_took_at)
-        return time.monotonic() - ok_at > STORE_DEAD_AFTER_S
+        return max(self._store.ill_s, time.monotonic() - mirror.store_took_at) > STORE_DEAD_AFTER_S
 
     def _forget(self, name: str, mirror: RunMirror) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -249,44 +247,21 @@ class StatusDaemon:
             started=float(record.get("started", 0.0)),
             hostname=socket.gethostname(),
             python=platform.python_version(),
-            store={**self._probe, "ok": False, "error": self._store_trouble} if self._store_trouble else self._probe,
+            store=self._store.told(),
             cell_age_s=age_s(self._home.state / daemons.CELL_MARK),
             lifetime=lifetime.snapshot(self._home),
             runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
             **self._gauges.snapshot(),
         )
 
-    # --- towards the store -----------------------------------------------------------------------------------
+    # --- from the store ------------------------------------------------------------------------------------
 
-    def _store_step(self) -> float:
-        if not self._busy.wait(5.0) or not self._store.available:
-            return STORE_EVERY_S
-        trouble = ""
-        for mirror in list(self._runs.values()):
-            if mirror.abandoned or mirror.store_complete:
-                continue
-            if time.monotonic() < mirror.store_not_before:
-                trouble = trouble or mirror.store_trouble
-                continue
-            try:
-                mirror.mirror_to(self._store)
-            except SupersededError as error:  # a higher attempt holds the lease in the store
-                log.warning("%s: %s", mirror.record.run_id, error.message)
-                self._revoke([{"run_id": mirror.record.run_id, "attempt": mirror.record.attempt}])
-            except (BridgeheadError, OSError) as error:  # the others get their turn all the same
-                trouble = str(error)
-                if trouble != mirror.store_trouble:
-                    log.warning("%s: store: %s", mirror.record.run_id, trouble)
-                mirror.store_fails(trouble)
-        self._store_trouble = trouble
-        return STORE_EVERY_S
-
-    def _probe_step(self) -> float:
-        if self._store.available:
-            self._probe = self._store.probe()
-            if self._probe.get("ok"):
-                self._store_ok_at = time.monotonic()
-        return PROBE_EVERY_S
+    def _heed_the_store(self) -> None:
+        """A higher attempt holds the lease of a run there."""
+        told = self._store.record.get("superseded")
+        taken = [item for item in told if isinstance(item, dict)] if isinstance(told, list) else []
+        if taken:
+            self._revoke([{"run_id": str(item["run_id"]), "attempt": int(item["attempt"])} for item in taken])
 
     def _revoke(self, runs: list[dict[str, Any]]) -> None:
         """Write them down for the command daemon, which kills them, and stop mirroring them."""
@@ -338,7 +313,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     home = VmHome.from_environment()
     home.create()
-    daemon = StatusDaemon(home, BridgeClient(home), Store(home))
+    daemon = StatusDaemon(home, BridgeClient(home))
     signal.signal(signal.SIGTERM, lambda *_: daemon.stop())
     log.info("started, pid %d", os.getpid())
     daemon.run()

@@ -15,6 +15,7 @@ import secrets
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,28 +42,25 @@ _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, w
 class Store:
     """One VM's view of the store. Methods raise StoreError when it is ill; what was there before stays good.
 
-    `objects` is for a caller of one thread that brings its own; else each thread gets one, chosen anew when the cell
-    has found another store.
+    Each thread gets an ObjectStore of its own by `choose`, anew when the cell has found another store.
     """
 
-    def __init__(self, home: VmHome, objects: ObjectStore | None = None) -> None:
+    def __init__(self, home: VmHome, choose: Callable[[], ObjectStore | None] | None = None) -> None:
         self._home = home
-        self._given = objects
+        self._choose = choose or (lambda: store_choice.choose(home))
         self._chosen = threading.local()
         self._progress: dict[Path, Progress] = {}
 
     @property
     def available(self) -> bool:
         """Whether there is a store at all; `probe` tells how it is."""
-        return self._given is not None or store_choice.is_configured(self._home)
+        return store_choice.is_configured(self._home)
 
     def objects(self) -> ObjectStore:
         """What lies below, for this thread. Raises NotFoundError when there is no store, StoreError."""
-        if self._given is not None:
-            return self._given
         stamp = store_choice.stamp(self._home)
         if getattr(self._chosen, "stamp", None) != stamp:
-            self._chosen.objects = store_choice.choose(self._home)
+            self._chosen.objects = self._choose()
             self._chosen.stamp = stamp
         found: ObjectStore | None = self._chosen.objects
         if found is None:
@@ -134,7 +132,7 @@ class Store:
         news = False
         for slot in known.unconfirmed():
             if confirmer.confirm(slot.objects()):
-                known.replace(store_slots.confirm(self.objects(), slot, confirmer.name))
+                known.note_confirmed(store_slots.confirm(self.objects(), slot, confirmer.name))
                 news = True
         if known.complete_attempt == record.attempt and not known.outputs_confirmed:
             known.outputs_confirmed = confirmer.confirm(known.outputs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,11 +39,16 @@ class Progress:
     complete_attempt: int = 0  # this attempt has ended and all it left is in the store
     outputs: dict[str, Stored] = field(default_factory=dict)  # once complete: everything that the list of outputs names
     outputs_confirmed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)  # of `slots`
+
+    @property
+    def newest_slot(self) -> Slot | None:
+        return next((slot for slot in self.slots if slot.name == self.newest and slot.commit is not None), None)
 
     @property
     def mounted(self) -> CheckpointInfo | None:
         """The newest checkpoint in the store, at the level that it has."""
-        slot = next((slot for slot in self.slots if slot.name == self.newest and slot.commit is not None), None)
+        slot = self.newest_slot
         if slot is None:
             return None
         return slot.info(CheckpointLevel.CONFIRMED if slot.confirmed_at else CheckpointLevel.MOUNTED)
@@ -69,13 +75,23 @@ class Progress:
         return wanted
 
     def replace(self, slot: Slot) -> None:
-        self.slots = [slot if known.name == slot.name else known for known in self.slots]
+        with self.lock:
+            self.slots = [slot if known.name == slot.name else known for known in self.slots]
+
+    def note_confirmed(self, slot: Slot) -> None:
+        """Unless something else lies in that slot by now: it was asked for in another thread."""
+        with self.lock:
+            self.slots = [
+                slot if known.name == slot.name and known.commit == slot.commit else known for known in self.slots
+            ]
 
     def look(self, store: ObjectStore, root: str, run_dir: Path, record: RunRecord) -> None:
         """Read all slots. The one that this VM has itself read back in full is confirmed by that."""
         restored = files.read_json(run_dir / names.RESTORED)
         told = restored if isinstance(restored, dict) else {}
-        self.slots = store_slots.read_slots(store, root)
+        slots = store_slots.read_slots(store, root)
+        with self.lock:
+            self.slots = slots
         if told.get("from", record.run_id) == record.run_id:
             self.bad = {str(item["name"]): int(item["step"]) for item in told.get("passed_over", [])}
         self.looked = True

@@ -1,4 +1,4 @@
-"""Two detached processes: started once, taken over, replaced with the ship, stopped. Small scripts stand in."""
+"""Three detached processes: started once, taken over, replaced with the ship, stopped. Small scripts stand in."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_they_start_detached_and_a_second_call_finds_them(home: VmHome) -> None:
     assert daemons.ensure(home) == dict.fromkeys(names.DAEMONS, "started")
     pids = _pids(home)
     assert daemons.ensure(home) == dict.fromkeys(names.DAEMONS, "running")
-    assert _pids(home) == pids and len(pids) == 2
+    assert _pids(home) == pids and len(pids) == len(names.DAEMONS)
     assert _told(home, names.STATUS_DAEMON)["sid"] != os.getsid(0)
 
 
@@ -82,10 +82,13 @@ def test_a_killed_one_is_started_again(home: VmHome) -> None:
     assert record is not None
     os.kill(record["pid"], signal.SIGKILL)
     wait_until(lambda: daemons.running(home, names.COMMAND_DAEMON) is None, what="its end")
-    assert daemons.ensure(home) == {names.COMMAND_DAEMON: "started", names.STATUS_DAEMON: "running"}
+    assert daemons.ensure(home) == {
+        **dict.fromkeys(names.DAEMONS, "running"),
+        names.COMMAND_DAEMON: "started",
+    }
 
 
-def test_a_new_ship_replaces_both_even_one_that_ignores_sigterm(home: VmHome) -> None:
+def test_a_new_ship_replaces_all_even_one_that_ignores_sigterm(home: VmHome) -> None:
     daemons.ensure(home)
     _told(home, names.STATUS_DAEMON)
     old = _pids(home)
@@ -101,7 +104,7 @@ def test_a_lost_pid_file_does_not_make_a_second_daemon(home: VmHome) -> None:
     daemons.pid_file(home, names.COMMAND_DAEMON).unlink()
     daemons.ensure(home)
     assert processes.start_ticks(old) == 0
-    assert len(_pids(home)) == 2
+    assert len(_pids(home)) == len(names.DAEMONS)
 
 
 def test_a_pid_that_now_belongs_to_another_process_is_left_alone(home: VmHome) -> None:

@@ -34,76 +34,97 @@ def _step(step: int, at: float, **more: Any) -> dict[str, Any]:
 
 
 def test_a_live_process_without_a_word_is_running(run_dir: Path) -> None:
-    assert compose(run_dir, None, NOW).state is RunState.RUNNING
+    assert compose(run_dir, {}, NOW).state is RunState.RUNNING
 
 
 def test_without_a_process_it_is_starting(run_dir: Path) -> None:
     (run_dir / names.PROCESS).unlink()
-    assert compose(run_dir, None, NOW).state is RunState.STARTING
+    assert compose(run_dir, {}, NOW).state is RunState.STARTING
 
 
 def test_a_process_that_died_unseen_is_resuming(run_dir: Path) -> None:
     _events(run_dir, _step(1, 1.0))
     record = ProcessRecord.from_json(files.read_json(run_dir / names.PROCESS)).to_json()
     files.write_json(run_dir / names.PROCESS, {**record, "runner_start": 1, "stage_start": 1})
-    assert compose(run_dir, None, NOW).state is RunState.RESUMING
+    assert compose(run_dir, {}, NOW).state is RunState.RESUMING
 
 
 def test_a_later_attempt_resumes_until_its_first_progress(tmp_path: Path) -> None:
     run_dir = make_run(paired_home(tmp_path), RUN, attempt=2)
     _events(run_dir, _step(70, 1.0), {"event": "resumed", "attempt": 2, "step": 60})
-    status = compose(run_dir, None, NOW)
+    status = compose(run_dir, {}, NOW)
     assert (status.state, status.step, status.resumed_from_step) == (RunState.RESUMING, 60, 60)
     _events(run_dir, _step(61, 2.0, attempt=2))
-    status = compose(run_dir, None, NOW)
+    status = compose(run_dir, {}, NOW)
     assert (status.state, status.step, status.resumed_from_step) == (RunState.RUNNING, 61, 60)
 
 
 def test_saving_lasts_until_the_checkpoint_is_there(run_dir: Path) -> None:
     _events(run_dir, _step(5, 1.0), {"event": "saving", "attempt": 1, "step": 5})
-    assert compose(run_dir, None, NOW).state is RunState.SAVING
+    assert compose(run_dir, {}, NOW).state is RunState.SAVING
     _events(run_dir, {"event": "checkpoint", "attempt": 1, "step": 5, "size_bytes": 9, "at": 2.0, "epoch": 1})
-    status = compose(run_dir, None, NOW)
+    status = compose(run_dir, {}, NOW)
     assert status.state is RunState.RUNNING
     assert status.checkpoint == CheckpointInfo(5, CheckpointLevel.LOCAL, 2.0, 9, 1)
 
 
+def _levels(**steps: int) -> dict[str, Any]:
+    return {"levels": {name: {"step": step, "level": name, "at": 3.0, "saved_at": 2.5} for name, step in steps.items()}}
+
+
 def test_the_mounted_copy_counts_once_it_has_caught_up(run_dir: Path) -> None:
     _events(run_dir, {"event": "checkpoint", "attempt": 1, "step": 5, "at": 2.0})
-    older = CheckpointInfo(4, CheckpointLevel.CONFIRMED)
-    same = CheckpointInfo(5, CheckpointLevel.MOUNTED)
-    local = compose(run_dir, older, NOW).checkpoint
+    local = compose(run_dir, _levels(confirmed=4), NOW).checkpoint
     assert local is not None and local.level is CheckpointLevel.LOCAL
-    assert compose(run_dir, same, NOW).checkpoint == same
+    mounted = compose(run_dir, _levels(mounted=5, confirmed=4), NOW).checkpoint
+    assert mounted == CheckpointInfo(5, CheckpointLevel.MOUNTED, 3.0)
+
+
+def test_each_level_is_told_and_work_is_safe_by_what_was_confirmed(run_dir: Path) -> None:
+    _events(run_dir, {"event": "checkpoint", "attempt": 1, "step": 6, "at": NOW - 3})
+    status = compose(run_dir, _levels(mounted=5, confirmed=4), NOW)
+    assert {level: item["step"] for level, item in status.levels.items()} == {"local": 6, "mounted": 5, "confirmed": 4}
+    assert status.saved_at == 2.5
+    assert "checkpoint 6 local 3s, 5 mounted 16m37s, 4 confirmed 16m37s" in status.line()
+
+
+@pytest.mark.parametrize("told", [_levels(mounted=5), {}, {"levels": [1]}, {"levels": {"confirmed": {"step": "many"}}}])
+def test_without_a_confirmed_one_all_of_it_is_at_risk(run_dir: Path, told: dict[str, Any]) -> None:
+    assert compose(run_dir, told, NOW).saved_at == 0.0
+
+
+def test_a_level_that_says_more_than_its_place_is_not_believed(run_dir: Path) -> None:
+    told = {"levels": {"mounted": {"step": 5, "level": "confirmed", "at": 3.0}}}
+    assert compose(run_dir, told, NOW).checkpoint is None
 
 
 def test_the_eta_is_this_attempts_rate(run_dir: Path) -> None:
     _events(run_dir, _step(90, 0.0), {"event": "resumed", "attempt": 1, "step": 10}, _step(10, 100.0), _step(30, 140.0))
-    assert compose(run_dir, None, NOW).eta_s == 140.0  # 70 steps at 2 s
+    assert compose(run_dir, {}, NOW).eta_s == 140.0  # 70 steps at 2 s
 
 
 def test_no_eta_from_one_point(run_dir: Path) -> None:
     _events(run_dir, _step(10, 100.0))
-    assert compose(run_dir, None, NOW).eta_s is None
+    assert compose(run_dir, {}, NOW).eta_s is None
 
 
 def test_an_exit_record_decides(run_dir: Path) -> None:
     _events(run_dir, _step(10, 1.0), _step(20, 2.0))
     end_run(run_dir, RunState.FAILED, message="exit code 3")
-    status = compose(run_dir, None, NOW)
+    status = compose(run_dir, {}, NOW)
     assert (status.state, status.message, status.eta_s) == (RunState.FAILED, "exit code 3", None)
 
 
 def test_an_exit_record_of_an_earlier_attempt_does_not(tmp_path: Path) -> None:
     run_dir = make_run(paired_home(tmp_path), RUN, attempt=2)
     end_run(run_dir, RunState.FAILED, attempt=1)
-    assert compose(run_dir, None, NOW).state is RunState.RUNNING
+    assert compose(run_dir, {}, NOW).state is RunState.RUNNING
 
 
 def test_a_later_attempt_that_found_a_checkpoint_resumes(tmp_path: Path) -> None:
     run_dir = make_run(paired_home(tmp_path), RUN, attempt=2)
     (run_dir / names.CHECKPOINTS / checkpoints.folder_name(40)).mkdir(parents=True)
-    assert compose(run_dir, None, NOW).state is RunState.RESUMING
+    assert compose(run_dir, {}, NOW).state is RunState.RESUMING
 
 
 def test_what_left_the_tail_is_kept_from_the_last_status(run_dir: Path) -> None:
@@ -112,9 +133,9 @@ def test_what_left_the_tail_is_kept_from_the_last_status(run_dir: Path) -> None:
         {"event": "resumed", "attempt": 1, "step": 7},
         {"event": "checkpoint", "attempt": 1, "step": 8, "at": 2.0},
     )
-    files.write_json(run_dir / names.STATUS, compose(run_dir, None, NOW).to_json())
+    files.write_json(run_dir / names.STATUS, compose(run_dir, {}, NOW).to_json())
     _events(run_dir, *(_step(10 + index, float(index), pad="x" * 1000) for index in range(TAIL_BYTES // 1000 + 5)))
-    status = compose(run_dir, None, NOW)
+    status = compose(run_dir, {}, NOW)
     assert status.resumed_from_step == 7
     assert status.checkpoint is not None and status.checkpoint.step == 8
 
@@ -126,18 +147,18 @@ def test_a_line_written_by_hand_breaks_nothing(run_dir: Path, line: bytes) -> No
     _events(run_dir, _step(3, 1.0, metrics={"loss": 0.5, "bad": float("nan")}))
     with (run_dir / names.PROGRESS).open("ab") as handle:
         handle.write(line + b"\n" + b'{"event": "progress", "step": 99')  # the last one is still being written
-    assert isinstance(compose(run_dir, None, NOW), Status)
+    assert isinstance(compose(run_dir, {}, NOW), Status)
 
 
 def test_metrics_are_finite_and_wild_ones_are_named(run_dir: Path) -> None:
     _events(run_dir, _step(3, 1.0, metrics={"loss": 0.5}, not_finite=["grad"]))
-    status = compose(run_dir, None, NOW)
+    status = compose(run_dir, {}, NOW)
     assert status.metrics == {"loss": 0.5} and status.message == "grad not finite"
 
 
 def test_nothing_changes_but_the_time(run_dir: Path) -> None:
     _events(run_dir, _step(10, 100.0), _step(30, 140.0))
-    assert {**compose(run_dir, None, 1.0).to_json(), "updated": 0} == {
-        **compose(run_dir, None, 2.0).to_json(),
+    assert {**compose(run_dir, {}, 1.0).to_json(), "updated": 0} == {
+        **compose(run_dir, {}, 2.0).to_json(),
         "updated": 0,
     }

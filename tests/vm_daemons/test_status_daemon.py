@@ -1,8 +1,7 @@
-"""The status daemon against a real bridge and a real store folder; faults are injected where they occur."""
+"""The status daemon against a real bridge, with what the uploader tells it; faults are injected where they occur."""
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import subprocess
@@ -16,14 +15,15 @@ import pytest
 
 from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import checkpoints, files, names
-from bridgehead.errors import SupersededError
-from bridgehead.records import CheckpointInfo, Status
+from bridgehead.records import AckRecord, Status
 from support import wait_until
-from vm_daemons import daemons, status_daemon
+from vm_daemons import daemons, status_daemon, store_state
+from vm_daemons import uploader as uploader_module
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
+from vm_daemons.objects import ObjectStore
 from vm_daemons.status_daemon import StatusDaemon
-from vm_daemons.store import Store
+from vm_daemons.uploader import Uploader
 from vm_support import end_run, make_run, paired_home
 
 
@@ -45,12 +45,20 @@ class Rig:
     def run_folder(self) -> Path:
         return make_run(self.home, self.run_id)
 
-    def start(self, store: Any = None) -> StatusDaemon:
-        daemon = StatusDaemon(self.home, self.client, store or Store(self.home))
-        thread = threading.Thread(target=daemon.run, daemon=True)
-        thread.start()
-        self._stops += [daemon.stop, lambda: thread.join(10)]
+    def start(self) -> StatusDaemon:
+        daemon = StatusDaemon(self.home, self.client)
+        self._run(daemon.run, daemon.stop)
         return daemon
+
+    def start_uploader(self, choose: Callable[[], ObjectStore | None] | None = None) -> Uploader:
+        uploader = Uploader(self.home, choose=choose)
+        self._run(uploader.run, uploader.stop)
+        return uploader
+
+    def _run(self, run: Callable[[], None], stop: Callable[[], None]) -> None:
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._stops += [stop, lambda: thread.join(10)]
 
     def stop(self) -> None:
         for stop in self._stops:
@@ -63,8 +71,8 @@ class Rig:
 
 @pytest.fixture
 def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    monkeypatch.setattr(status_daemon, "STORE_EVERY_S", 0.05)
-    monkeypatch.setattr(status_daemon, "PROBE_EVERY_S", 0.05)
+    for name in ("MIRROR_EVERY_S", "STATE_EVERY_S"):
+        monkeypatch.setattr(uploader_module, name, 0.05)
     root = tmp_path / "project"
     root.mkdir()
     with live_bridge(root) as live:
@@ -73,49 +81,14 @@ def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
         rig.stop()
 
 
-class DeadStore:
-    """A mount that has gone: each call fails at once."""
-
-    available = True
-
-    def probe(self) -> dict[str, Any]:
-        return {"path": "/drive", "ok": False, "free_bytes": 0, "error": "Transport endpoint is not connected"}
-
-    def mirror(self, run_dir: Path) -> CheckpointInfo | None:
-        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
-
-    def mirrored(self, run_dir: Path) -> bool:
-        return False
+def tell_store(home: VmHome, number: int = 1, **told: Any) -> None:
+    """store.json as the uploader would write it."""
+    record = {"v": 1, "number": number, "kind": "mount", "path": "/drive", "ok": True, "error": "", **told}
+    files.write_json(home.state / names.VM_STORE_STATE, record)
 
 
-class FullStore(DeadStore):
-    """It answers, and has no room."""
-
-    def probe(self) -> dict[str, Any]:
-        return {"path": "/drive", "ok": True, "free_bytes": 0, "error": ""}
-
-    def mirror(self, run_dir: Path) -> CheckpointInfo | None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class HangingStore(DeadStore):
-    """A mount whose calls never return."""
-
-    def __init__(self) -> None:
-        self.free = threading.Event()
-
-    def probe(self) -> dict[str, Any]:
-        self.free.wait(60)
-        return {}
-
-    def mirror(self, run_dir: Path) -> CheckpointInfo | None:
-        self.free.wait(60)
-        return None
-
-
-class TakenStore(DeadStore):
-    def mirror(self, run_dir: Path) -> CheckpointInfo | None:
-        raise SupersededError("attempt 2 on vm-other has taken it over")
+def tell_levels(run_dir: Path, **told: Any) -> None:
+    files.write_json(run_dir / names.CHECKPOINT_LEVELS, {"v": 1, "attempt": 1, "levels": {}, **told})
 
 
 def _read(path: Path) -> bytes:
@@ -135,6 +108,7 @@ def test_log_and_progress_arrive_as_they_grow(rig: Rig) -> None:
 
 
 def test_an_ended_run_arrives_whole_and_is_mirrored(rig: Rig) -> None:
+    rig.start_uploader()
     rig.start()
     run_dir = rig.run_folder()
     (run_dir / names.LOG).write_bytes(b"all of it\n")
@@ -155,6 +129,7 @@ def test_an_ended_run_arrives_whole_and_is_mirrored(rig: Rig) -> None:
 
 
 def test_the_last_status_knows_that_the_checkpoint_is_in_the_store(rig: Rig) -> None:
+    rig.start_uploader()
     run_dir = rig.run_folder()
     root = run_dir / names.CHECKPOINTS
     with checkpoints.staging(root) as staged:
@@ -183,6 +158,7 @@ def test_a_folder_that_gets_its_run_json_later_is_not_left_for_the_next_look(
 
 
 def test_what_happened_while_the_laptop_was_away_arrives_afterwards(rig: Rig) -> None:
+    rig.start_uploader()
     port = rig.live.bridge.port
     rig.live.call(rig.live.bridge.stop())
     rig.start()
@@ -195,45 +171,43 @@ def test_what_happened_while_the_laptop_was_away_arrives_afterwards(rig: Rig) ->
     assert _read(rig.arrived / names.LOG) == b"while away\n"
 
 
-def test_a_hung_mount_stops_neither_logs_nor_heartbeats(rig: Rig) -> None:
-    store = HangingStore()
-    rig.start(store)
-    run_dir = rig.run_folder()
-    (run_dir / names.LOG).write_bytes(b"still here\n")
-    wait_until(lambda: _read(rig.arrived / names.LOG) == b"still here\n", what="the log")
-    wait_until(lambda: (rig.home.state / daemons.CONTACT_MARK).exists(), what="a heartbeat")
-    end_run(run_dir)
-    wait_until(lambda: (rig.arrived / names.EXIT).exists(), what="exit.json")
-    assert not (run_dir / names.MIRRORED).exists()
-    store.free.set()
-
-
-def test_a_dead_store_is_given_up_after_a_while_and_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_uploader_that_is_silent_is_given_up_after_a_while_and_said(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(status_daemon, "STORE_DEAD_AFTER_S", 0.5)
-    rig.start(DeadStore())
+    monkeypatch.setattr(store_state, "SILENT_AFTER_S", 0.3)
+    tell_store(rig.home)
+    daemon = rig.start()
     run_dir = rig.run_folder()
     end_run(run_dir)
     assert rig.mirrored(run_dir)["store"] == "dead"
+    assert daemon._beat().store["error"] == "the uploader is silent"
 
 
-def test_a_full_store_does_not_hold_up_the_end_for_ever_and_is_said(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_takes_nothing_of_a_run_does_not_hold_up_its_end_for_ever(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(status_daemon, "STORE_DEAD_AFTER_S", 0.5)
-    daemon = rig.start(FullStore())
     run_dir = rig.run_folder()
+    tell_store(rig.home, trouble="the store is full")
+    tell_levels(run_dir, failing=True, trouble="the store is full")
+    daemon = rig.start()
     end_run(run_dir)
     assert rig.mirrored(run_dir)["store"] == "dead"
-    assert "space" in daemon._beat().store["error"]
+    told = daemon._beat().store
+    assert (told["ok"], told["error"]) == (False, "the store is full")
 
 
 def test_a_store_that_comes_back_catches_up(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status_daemon, "STORE_DEAD_AFTER_S", 0.0)
     rig.store_folder.rmdir()
+    rig.start_uploader()
     rig.start()
     run_dir = rig.run_folder()
     end_run(run_dir)
     assert rig.mirrored(run_dir)["store"] == "dead"
     rig.store_folder.mkdir()
-    wait_until(lambda: rig.mirrored(run_dir)["store"] == "complete", 20, what="the store to catch up")
+    wait_until(lambda: rig.mirrored(run_dir)["store"] == "complete", 30, what="the store to catch up")
 
 
 def test_without_a_store_the_laptop_is_enough(rig: Rig) -> None:
@@ -245,9 +219,10 @@ def test_without_a_store_the_laptop_is_enough(rig: Rig) -> None:
 
 
 def test_a_lease_lost_in_the_store_is_written_down_for_the_command_daemon(rig: Rig) -> None:
-    rig.start(TakenStore())
-    rig.run_folder()
     expected = [{"run_id": rig.run_id, "attempt": 1}]
+    tell_store(rig.home, superseded=expected)
+    rig.start()
+    rig.run_folder()
     wait_until(lambda: status_daemon.read_revoked(rig.home) == expected, what="revoked.json")
 
 
@@ -255,7 +230,8 @@ def test_a_run_that_another_vm_has_is_revoked_by_signed_hints(rig: Rig) -> None:
     rig.run_folder()
     ledger = rig.live.bridge.ledger
     ledger.sweep_lost(-1.0)
-    ledger.deliver("vm-other", 0)
+    (lent,) = ledger.deliver("vm-other", 0)
+    ledger.ack(lent.id, AckRecord("vm-other", names.Ack.ACCEPTED, lent.attempt))
     rig.start()
     expected = [{"run_id": rig.run_id, "attempt": 1}]
     wait_until(lambda: status_daemon.read_revoked(rig.home) == expected, 15, what="revoked.json")
@@ -271,6 +247,7 @@ def test_a_revoked_run_is_shipped_no_more(rig: Rig) -> None:
 
 
 def test_the_heartbeat_tells_of_the_vm(rig: Rig) -> None:
+    rig.start_uploader()
     (rig.home.state / daemons.CELL_MARK).touch()
     rig.run_folder()
     rig.start()
@@ -295,6 +272,7 @@ def _spawn(home: VmHome) -> subprocess.Popen[bytes]:
 
 
 def test_killed_and_started_again_it_loses_and_repeats_nothing(rig: Rig) -> None:
+    rig.start_uploader()
     run_dir = rig.run_folder()
     (run_dir / names.LOG).write_bytes(b"before\n")
     first = _spawn(rig.home)
@@ -332,6 +310,7 @@ def test_idle_it_is_small(rig: Rig) -> None:
 @pytest.mark.parametrize("odd", ["folder", "fifo", "loop"])
 @pytest.mark.parametrize("name", [names.RESULTS, names.PROGRESS])
 def test_an_odd_file_in_one_run_holds_up_no_other(rig: Rig, name: str, odd: str) -> None:
+    rig.start_uploader()
     sick = make_run(rig.home, "other-0099-abc123")
     if odd == "folder":
         (sick / name).mkdir()
@@ -345,18 +324,3 @@ def test_an_odd_file_in_one_run_holds_up_no_other(rig: Rig, name: str, odd: str)
     end_run(run_dir)
     assert rig.mirrored(run_dir)["store"] == "complete"
     assert (rig.arrived / names.LOG).read_text() == "healthy\n"
-
-
-def test_one_runs_trouble_with_the_store_holds_up_no_other(rig: Rig) -> None:
-    class Picky(Store):
-        def mirror(self, run_dir: Path) -> CheckpointInfo | None:
-            if run_dir.name.startswith("other-"):
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return super().mirror(run_dir)
-
-    make_run(rig.home, "other-0099-abc123")
-    rig.start(Picky(rig.home))
-    run_dir = rig.run_folder()
-    wait_until(lambda: (rig.store_folder / "demo").exists(), 10, what="the healthy run in the store")
-    end_run(run_dir)
-    assert rig.mirrored(run_dir)["store"] == "complete"
