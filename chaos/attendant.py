@@ -54,7 +54,7 @@ class Attendant:
 
     def _what_to_do(self, now: float) -> Callable[[], None] | None:
         bridge = self._world.bridge_pid()
-        if bridge is None or not bridge.alive:
+        if (bridge is None or not bridge.alive) and not self._world.laptop_is_off:
             return self._world.up
         if not self._has_working_vm(now):
             return self._new_vm
@@ -77,6 +77,10 @@ class Attendant:
         return False
 
     def _new_vm(self) -> None:
+        if self._world.laptop_is_off:
+            self._world.start_vm_without_laptop()
+            self.started_vms += 1
+            return
         # `up --runtime local` finds a frozen VM alive and leaves it at that: a person starts a second one then.
         tell = self._tell_the_ledger and not self._world.frozen
         self._world.start_vm(tell_the_ledger=tell)

@@ -138,6 +138,22 @@ class KillBridge(Fault):
         _kill(self.world.bridge_pid(), "bridge")
 
 
+class LaptopOff(Fault):
+    """The laptop is switched off, then the VM dies: the next one has nothing but the store and its notebook."""
+
+    kind = "laptop-off-vm-dies"
+    hold_range_s = (14.0, 22.0)
+
+    def strike(self) -> None:
+        vm = self._vm()
+        self.world.laptop_is_off = True
+        _kill(self.world.bridge_pid(), "bridge")
+        self.world.kill_vm(vm.name)
+
+    def heal(self) -> None:
+        self.world.laptop_is_off = False
+
+
 class KillVm(Fault):
     """The VM is gone without a word, its disk too."""
 
@@ -477,7 +493,7 @@ def _daemon_kinds() -> list[type[Fault]]:
 
 
 _ALL: list[type[Fault]] = [
-    KillStage, KillRunner, KillStageAndRunner, *_daemon_kinds(), KillKernel, KillBridge, KillVm,
+    KillStage, KillRunner, KillStageAndRunner, *_daemon_kinds(), KillKernel, KillBridge, KillVm, LaptopOff,
     StopStage, StopDaemons, StopBridge, FreezeVm, TwoVms,
     CutTunnel, SlowTunnel, FlappingTunnel,
     FullVmDisk, FullLaptopDisk, FullStore, DeadMount,
@@ -492,5 +508,5 @@ ON_DRIVE = frozenset(kind for kind, fault in FAULTS.items() if issubclass(fault,
 RESUMING = frozenset(
     kind
     for kind in FAULTS
-    if kind in ("kill-stage", "kill-stage-and-runner", "kill-vm", "two-vms") or "-block-" in kind
+    if kind in ("kill-stage", "kill-stage-and-runner", "kill-vm", "laptop-off-vm-dies", "two-vms") or "-block-" in kind
 )

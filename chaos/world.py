@@ -34,6 +34,13 @@ from run_control.project import Project
 
 TAG = "CHAOS_ROUND"  # in the environment of every process of a round
 _COMMAND_S = 120.0
+_START_VM = """\
+import pathlib, sys
+from compute_backends.base import VmRequest
+from compute_backends.local_notebook import LocalNotebook
+vms, drive, notebook = map(pathlib.Path, sys.argv[1:])
+print(LocalNotebook(vms, drive).start(VmRequest(notebook)).name)
+"""
 _CODE = re.compile(r"bh1\.[A-Za-z0-9_-]+")
 _ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
 _LAPTOP_DISK_MB = 160
@@ -82,6 +89,7 @@ class World:
     lives: dict[str, list[VmLife]] = field(default_factory=dict)  # by run
     frozen: set[str] = field(default_factory=set)  # VMs by name
     wiped: set[str] = field(default_factory=set)
+    laptop_is_off: bool = False  # nobody starts the bridge again until it is false
     store_is_well: bool = True
     damaged: set[tuple[str, int]] = field(default_factory=set)  # (run, step) whose stored bytes the campaign changed
 
@@ -198,6 +206,22 @@ class World:
         else:
             name = str(self.command("vm", "start", machine="vm")["vm"]["name"])
         self.share_pool(name)
+
+    def start_vm_without_laptop(self) -> None:
+        """A new VM from the notebook as it is: somebody opens its tab elsewhere. Raises SubprocessError."""
+        words = (str(self.project.vms), str(self.project.drive), str(self.project.notebook))
+        result = subprocess.run(
+            [sys.executable, "-c", _START_VM, *words],
+            env=self.environment("vm"),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=True,
+            start_new_session=True,
+        )
+        self.share_pool(result.stdout.strip())
 
     def share_pool(self, name: str) -> None:
         data = self.home(name) / "data"
