@@ -58,7 +58,7 @@ class Laptop:
             raise error
         self.acks.append((command_id, record))
 
-    def manifest(self) -> dict[str, object]:
+    def manifest_document(self) -> dict[str, object]:
         raise TransferError("this laptop serves no payload")
 
     def answers(self, command: Command) -> list[str]:

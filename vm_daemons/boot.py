@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import names, processes
-from bridgehead.errors import BridgeheadError, PairingError
+from bridgehead.errors import BridgeheadError, PairingError, TransferError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import cell, daemons, mounting, payload
+from vm_daemons import cell, daemons, mounting, payload, store_choice, store_setup, stored_payload, takeover
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
+from vm_daemons.peers import Peers
 
 BOOT_LOG = "boot.log"
-_LAPTOP_PATIENCE_S = 120.0
+LAPTOP_FIRST_S = 5.0  # then the store is looked into
+LAPTOP_PATIENCE_S = 120.0
+_LAPTOP = "the laptop"
 
 
 class CellError(Exception):
@@ -53,22 +56,69 @@ def boot(home: VmHome, code: str) -> None:
     home.create()
     home.save_pairing(pairing)
     _unpack_api(home, pairing)
-    store = mounting.find_store(cell.say)
-    record = home.update_record(
-        boot_id=processes.boot_id(), ship_sha256=pairing.boot_sha256, store=str(store) if store else ""
-    )
-    cell.say(f"bridgehead: this is {record['vm_id']} in {home.root}; store: {store or 'NONE'}")
-    client = BridgeClient(home)
-    told = with_retries(
-        lambda: _sync(client, home, pairing), give_up_after_s=_LAPTOP_PATIENCE_S, on_retry=lambda why: cell.say(why)
-    )
+    record = home.update_record(boot_id=processes.boot_id(), ship_sha256=pairing.boot_sha256)
+    cell.say(f"bridgehead: this is {record['vm_id']} in {home.root}")
+    told = _payload(home, pairing)
+    home.update_record(vm_rules=told["vm"])
+    cell.say(f"store: {store_setup.settle(home, told['store'], cell.say, found=told.get('mount')) or 'NONE'}")
     if told["requirements"]:
         from vm_daemons import requirements  # it needs pip, which a project without requirements does not
 
         requirements.install([str(line) for line in told["requirements"]], cell.say)
+    if told["from"] != _LAPTOP:
+        _say_what_others_left(home)
     states = daemons.ensure(home)
     cell.say("daemons: " + ", ".join(f"{name} {state}" for name, state in states.items()))
     cell.say(f"ready after {time.monotonic() - began:.1f} s; leave this cell running, it keeps the VM")
+
+
+def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
+    """What the laptop says, or, while it is off, what is here or in the store; with `from` and perhaps `mount`."""
+    client = BridgeClient(home)
+
+    def ask(patience_s: float) -> dict[str, Any]:
+        told: dict[str, Any] = with_retries(
+            lambda: _sync(client, home, pairing), give_up_after_s=patience_s, on_retry=cell.say
+        )
+        return {**told, "from": _LAPTOP}
+
+    try:
+        return ask(LAPTOP_FIRST_S)
+    except TransferError:
+        told = _without_laptop(home)
+    return told or ask(LAPTOP_PATIENCE_S)
+
+
+def _without_laptop(home: VmHome) -> dict[str, Any] | None:
+    told, mount = stored_payload.from_disk(home), None
+    source = "this VM's own disk"
+    if told is None:
+        mount = mounting.find_store(cell.say)
+        source = f"the store {mount}"
+        try:
+            told = stored_payload.from_store(home, mount) if mount is not None else None
+        except (BridgeheadError, OSError) as error:
+            cell.say(f"store: {error}. The laptop is needed at the start.")
+    if told is None:
+        return None
+    home.update_record(project=told["project"])
+    cell.say(
+        f"the laptop does not answer: payload of {told['project']} from {source}, {told['files']} files,"
+        " signed by the laptop and checked; the laptop hears of everything when it is back"
+    )
+    return {**told, "from": source, "mount": mount}
+
+
+def _say_what_others_left(home: VmHome) -> None:
+    try:
+        lines = takeover.survey(Peers(home, lambda: store_choice.choose(home)).look())
+    except (BridgeheadError, OSError) as error:
+        cell.say(f"store: {error}")
+        return
+    for line in lines:
+        cell.say(f"left in the store by {line}")
+    if lines:
+        cell.say(f"what belongs to a dead VM is taken over after {home.rules().lost_after_s:g} s without a beat of it")
 
 
 def _unpack_api(home: VmHome, pairing: Pairing) -> None:

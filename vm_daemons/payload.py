@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,35 +22,42 @@ _LOCK = "payload.lock"  # the cell and the command daemon may sync at the same t
 
 
 def sync(client: BridgeClient, home: VmHome) -> dict[str, Any]:
-    """Fetch what the manifest names and the folder lacks; remove what an earlier manifest named and this one doesn't.
+    """Fetch what the laptop's manifest names and the folder lacks; remove what an earlier one named and this doesn't.
 
-    Returns the manifest's `project`, `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, and the counts
-    `files`, `fetched`, `fetched_bytes`, `removed`. Raises VerificationError naming the file, TransferError
-    and UsageError.
+    Returns what `install` does. Raises VerificationError naming the file, TransferError and UsageError.
     """
-    with _locked(home):
-        manifest = client.manifest()
-        entries = {paths.check_relative(entry["path"]): entry for entry in manifest["files"]}
-        known = _read_known(home)
-        removed = _remove_dropped(home, known, entries)
-        wanted = [entry for path, entry in entries.items() if not _is_current(home, path, entry, known.get(path))]
-        _check_room(home, wanted)
-        _fetch_all(client, home, wanted, known)
-        _write_known(home, entries)
-        home.update_record(payload_sha256=manifest["payload_sha256"])
+    with locked(home):
+        return install(home, client.manifest_document(), lambda wanted: _fetch_all(client, home, wanted))
+
+
+def install(home: VmHome, document: dict[str, Any], bring: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
+    """Make the payload folder what a signed manifest says; `bring` fetches the entries that are not here as named.
+
+    The document is kept as it is, for a VM that boots without the laptop. Returns the manifest's `project`,
+    `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, and the counts `files`, `fetched`, `fetched_bytes`,
+    `removed`. Raises as `sync`, and what `bring` raises.
+    """
+    manifest = document["body"]
+    entries = {paths.check_relative(entry["path"]): entry for entry in manifest["files"]}
+    known = _read_known(home)
+    removed = _remove_dropped(home, known, entries)
+    wanted = [entry for path, entry in entries.items() if not _is_current(home, path, entry, known.get(path))]
+    _check_room(home, wanted)
+    if wanted:
+        # Remembered before it is put there: a sync that is cut leaves nothing that a later one can't remove.
+        _save(home, {**known, **{entry["path"]: {} for entry in wanted}})
+        bring(wanted)
+    _write_known(home, entries)
+    files.write_json(home.state / names.PAYLOAD_MANIFEST, document)
+    home.update_record(payload_sha256=manifest["payload_sha256"])
     told = {key: manifest[key] for key in ("project", "ship_sha256", "payload_sha256", "requirements", "store", "vm")}
     fetched_bytes = sum(int(entry["size"]) for entry in wanted)
     counts = {"files": len(entries), "fetched": len(wanted), "fetched_bytes": fetched_bytes, "removed": removed}
     return {**told, **counts}
 
 
-def _fetch_all(
-    client: BridgeClient, home: VmHome, wanted: list[dict[str, Any]], known: dict[str, dict[str, Any]]
-) -> None:
+def _fetch_all(client: BridgeClient, home: VmHome, wanted: list[dict[str, Any]]) -> None:
     """Side by side; the first error stops those that have not begun and is raised."""
-    # Remembered before it is put there: a sync that is cut leaves nothing that a later one can't remove.
-    if wanted:
-        _save(home, {**known, **{entry["path"]: {} for entry in wanted}})
     with ThreadPoolExecutor(_WORKERS) as pool:
         jobs = [pool.submit(_fetch, client, home, entry) for entry in wanted]
         try:
@@ -62,9 +69,16 @@ def _fetch_all(
 
 
 def _fetch(client: BridgeClient, home: VmHome, entry: dict[str, Any]) -> None:
+    with in_place(home, entry) as path:
+        client.get_payload(entry["path"], path, int(entry["size"]), str(entry["sha256"]))
+
+
+@contextlib.contextmanager
+def in_place(home: VmHome, entry: dict[str, Any]) -> Iterator[Path]:
+    """Where a file of the manifest is to be put; it gets its mode afterwards."""
     path = paths.inside(home.payload, entry["path"])
     try:
-        client.get_payload(entry["path"], path, int(entry["size"]), str(entry["sha256"]))
+        yield path
         path.chmod(_mode(entry))
     except (IsADirectoryError, NotADirectoryError, FileExistsError):
         raise VerificationError(
@@ -141,7 +155,7 @@ def _mode(entry: dict[str, Any]) -> int:
 
 
 @contextlib.contextmanager
-def _locked(home: VmHome) -> Iterator[None]:
+def locked(home: VmHome) -> Iterator[None]:
     fd = os.open(home.state / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -18,7 +19,8 @@ import pytest
 from bridge_client import LiveBridge, live_bridge
 from bridgehead import names, processes
 from support import wait_until
-from vm_daemons import daemons
+from vm_daemons import daemons, publish
+from vm_daemons.folder_store import FolderStore
 from vm_daemons.home import VmHome
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/bootstrap.ipynb"
@@ -92,19 +94,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def kernel(folder: Path) -> Iterator[Kernel]:
-    tag = f"cell-test-{os.getpid()}"
+    with started_kernel(folder, "vm") as kernel:
+        yield kernel
+
+
+@contextlib.contextmanager
+def started_kernel(folder: Path, home: str) -> Iterator[Kernel]:
+    tag = f"cell-test-{home}-{os.getpid()}"
     environment = {
-        names.ENV_HOME: str(folder / "vm"),
+        names.ENV_HOME: str(folder / home),
         names.ENV_STORE: str(folder / "drive"),
         names.ENV_LOCAL_VM: tag,
         "IPYTHONDIR": str(folder / "ipython"),
         "MPLBACKEND": "module://ipykernel",
     }
     kernel = Kernel(environment, folder)
-    yield kernel
-    kernel.stop()
-    for pid in processes.tagged(names.ENV_LOCAL_VM, tag):
-        os.kill(pid, signal.SIGKILL)
+    try:
+        yield kernel
+    finally:
+        kernel.stop()
+        for pid in processes.tagged(names.ENV_LOCAL_VM, tag):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _pairing(live: LiveBridge, **changes: Any) -> str:
@@ -164,6 +175,31 @@ def test_the_cell_boots_beats_survives_an_interrupt_and_takes_over(
     assert kernel.finish(second) == "ok"
 
 
+def test_the_same_cell_boots_another_vm_from_the_store_while_the_laptop_is_off(
+    kernel: Kernel, live: LiveBridge, folder: Path
+) -> None:
+    first, store = VmHome(folder / "vm"), FolderStore(folder / "drive", proves=False)
+    assert publish.ship(store, first) and publish.payload(store, first) == ""
+    with started_kernel(folder, "second") as second:
+        running = second.execute(cell_source(_pairing(live, url="http://127.0.0.1:9")))
+        wait_until(lambda: "· no run" in second.collect(), TIMEOUT_S, what="the first heartbeat line")
+        assert "payload of demo from the store" in second.shown
+        assert (folder / "second/payload/data/a.txt").read_text() == "one"
+        second.manager.interrupt_kernel()
+        assert second.finish(running) == "ok"
+
+
+def test_a_ship_in_the_store_that_is_not_the_codes_own_is_not_run(
+    kernel: Kernel, live: LiveBridge, folder: Path
+) -> None:
+    ship = folder / f"drive/evil/ship/{'1' * 16}.zip"
+    ship.parent.mkdir(parents=True)
+    ship.write_bytes(b"evil")
+    code = _pairing(live, url="http://127.0.0.1:9", boot_sha256="1" * 64)
+    assert kernel.finish(kernel.execute(cell_source(code))) == "error"
+    assert "is `bridgehead up` running" in wait_until(kernel.collect, what="the error")
+
+
 def test_the_cell_and_the_daemons_agree_on_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(names.ENV_HOME, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -177,4 +213,4 @@ def test_the_cell_is_short() -> None:
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     assert [cell["cell_type"] for cell in cells] == ["markdown", "code"]
     assert cells[1]["outputs"] == [] and "".join(cells[1]["source"]).startswith('PAIRING = ""')
-    assert len(cells[1]["source"]) <= 32
+    assert len(cells[1]["source"]) <= 42

@@ -89,11 +89,11 @@ def test_a_folder_of_the_vm_in_the_way_is_said(client: BridgeClient, home: VmHom
 
 
 def _with_manifest(client: BridgeClient, monkeypatch: pytest.MonkeyPatch, relative: str, **changes: Any) -> None:
-    manifest = client.manifest()
-    for entry in manifest["files"]:
+    document = client.manifest_document()
+    for entry in document["body"]["files"]:
         if entry["path"] == relative:
             entry.update(changes)
-    monkeypatch.setattr(client, "manifest", lambda: manifest)
+    monkeypatch.setattr(client, "manifest_document", lambda: document)
 
 
 def test_a_wrong_hash_names_the_file_and_keeps_the_old_one(
