@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names, paths, processes
+from bridgehead.names import CheckpointLevel
 from bridgehead.queue_lines import Verb
 from bridgehead.records import duration
-from vm_daemons import beats, daemons, lifetime, mounting
+from vm_daemons import beats, daemons, lifetime, mounting, uploads
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Step
 
 FLUSH_TIMEOUT_MS = 1_800_000
-LAST_WORD_S = 15.0  # for the status daemon to tell the laptop
+LAST_WORD_S = 15.0  # for laptop and store to hear of it
 STOP_WAIT_S = 10.0
 ASKING_S = 60.0  # the command daemon has given a sign of life within so long
 PAUSES_S = (60.0, 120.0, 300.0, 600.0)  # after a release that failed
@@ -83,8 +84,9 @@ class Release:
         self._end_command_daemon()
         why = _blocker(self._home, commands(self._home.journal))
         if not why:
+            beats_before = self._store_beats()
             files.write_json(self._state_file, {"v": names.RECORD_VERSION, "released": time.time()})
-            _wait(LAST_WORD_S, self._heard)
+            _wait(LAST_WORD_S, lambda: self._heard() and self._store_beats() != beats_before)
             daemons.stop(self._home)
             why = mounting.flush_drive(FLUSH_TIMEOUT_MS)
             why = f"Drive has not taken everything: {why}" if why else _unassign()
@@ -139,6 +141,11 @@ class Release:
         processes.send(pid, signal.SIGKILL, started_ticks=ticks)  # it may be killed at any moment
         _wait(STOP_WAIT_S, lambda: not processes.is_alive(pid, ticks))
 
+    def _store_beats(self) -> object:
+        """Changes when the uploader has put a beat into the store: the next VM sees there that this one is gone."""
+        told = files.read_json(self._home.state / names.VM_STORE_STATE)
+        return told.get("beat_number") if isinstance(told, dict) else None
+
     def _heard(self) -> bool:
         """Whether the laptop has answered a heartbeat since the release was written down."""
         told, heard = _stamp(self._state_file), _stamp(self._home.state / daemons.CONTACT_MARK)
@@ -186,9 +193,12 @@ def _blocker(home: VmHome, known: list[Open]) -> str:
         if item.step not in _OVER and not (item.verb in (Verb.RUN, Verb.SH) and _is_safe(home, item)):
             return _open_text(home, item)
     seen = lifetime.outlook(home)
-    under_way, _ = lifetime.handovers(home, seen)
+    under_way, given = lifetime.handovers(home, seen)
     if under_way:
         return f"{under_way[0]} is on its way to the next VM"
+    for run_id in given:
+        if not _log_is_shipped(home.run(run_id)):
+            return f"the end of the log of {run_id} is only here"
     for run_dir in sorted(home.runs.iterdir()):
         if paths.is_run_id(run_dir.name) and (run_dir / names.RUN_RECORD).exists():
             entry = by_run.get(run_dir.name)
@@ -207,6 +217,7 @@ def _only_here(run_dir: Path) -> str:
     run_id, attempt = run_dir.name, _attempt(run_dir)
     levels = files.read_json(run_dir / names.CHECKPOINT_LEVELS)
     levels = levels if isinstance(levels, dict) else {}
+    complete_level = levels.get("complete_level")
     complete = attempt > 0 and levels.get("complete_attempt") == attempt
     mirrored = files.read_json(run_dir / names.MIRRORED)
     if isinstance(mirrored, dict) and mirrored.get("attempt") == attempt:
@@ -215,9 +226,22 @@ def _only_here(run_dir: Path) -> str:
         complete = True
     if not complete:
         return f"what {run_id} made is only here"
+    if levels.get("confirmed_by") and complete_level == CheckpointLevel.MOUNTED:
+        return f"the store has not confirmed what {run_id} made"
     if levels.get("confirmed_by") and not lifetime.in_store(run_dir):
         return f"the store has not confirmed the newest checkpoint of {run_id}"
     return ""
+
+
+def _log_is_shipped(run_dir: Path) -> bool:
+    known = files.read_json(run_dir / uploads.GENERATIONS)
+    for name in names.GROWING_FILES:
+        found = files.plain_stat(run_dir / name)
+        life = known.get(name) if isinstance(known, dict) else None
+        sent = life.get("base", 0) + life.get("acked", 0) if isinstance(life, dict) else 0
+        if found is not None and sent < found.st_size:
+            return False
+    return True
 
 
 def _attempt(run_dir: Path) -> int:

@@ -17,7 +17,7 @@ from bridgehead import files, names, processes
 from bridgehead.names import Ack, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, StageSpec
-from vm_daemons import beats, daemons, lifetime, mounting, release
+from vm_daemons import beats, daemons, lifetime, mounting, release, uploads
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_support import end_run, make_run, paired_home
@@ -124,9 +124,13 @@ def test_a_mark_of_an_earlier_attempt_is_none(cell: Cell) -> None:
 
 
 def test_where_the_store_can_confirm_the_newest_checkpoint_is_waited_for(cell: Cell) -> None:
-    levels = {"confirmed_by": "drive", "levels": {"mounted": {"step": 9}, "confirmed": {"step": 6}}}
+    levels: dict[str, Any] = {"confirmed_by": "drive", "complete_attempt": 1, "complete_level": "mounted"}
+    levels["levels"] = {"mounted": {"step": 9}, "confirmed": {"step": 6}}
     run_dir = cell.run(levels=levels)
     (run_dir / names.CHECKPOINTS / "step-000000000009").mkdir(parents=True)
+    assert cell.because() == f"the store has not confirmed what {RUN} made"
+    levels["complete_level"] = "confirmed"
+    files.write_json(run_dir / names.CHECKPOINT_LEVELS, levels)
     assert cell.because() == f"the store has not confirmed the newest checkpoint of {RUN}"
     levels["levels"] = {"confirmed": {"step": 9}}
     files.write_json(run_dir / names.CHECKPOINT_LEVELS, levels)
@@ -142,6 +146,19 @@ def test_a_run_that_is_saving_for_the_next_vm_keeps_it_until_the_store_has_it(ce
     cell.journal.handed_over(command)
     assert cell.because() == f"{RUN} is on its way to the next VM"
     files.write_json(run_dir / names.CHECKPOINT_LEVELS, {"levels": {"mounted": {"step": 9}}})
+    assert cell.because() == ""
+
+
+def test_a_run_that_was_handed_over_keeps_it_until_its_log_has_left(cell: Cell) -> None:
+    command = cell.command()
+    run_dir = make_run(cell.home, RUN)
+    (run_dir / names.LOG).write_text("0123456789")
+    lifetime.begin_handover(run_dir, 1)
+    lifetime.end_handover(run_dir, 1)
+    cell.journal.handed_over(command)
+    files.write_json(run_dir / uploads.GENERATIONS, {names.LOG: {"base": 4, "acked": 5}})
+    assert cell.because() == f"the end of the log of {RUN} is only here"
+    files.write_json(run_dir / uploads.GENERATIONS, {names.LOG: {"base": 4, "acked": 6}})
     assert cell.because() == ""
 
 
