@@ -27,6 +27,7 @@ DRIVE_MOUNT = Path("/content/drive")
 DRIVE_FOLDER = "MyDrive/Bridgehead"
 BOOT_TIMEOUT_MS = 300_000
 REMOUNT_TIMEOUT_MS = 120_000  # nobody may sit at the tab, and meanwhile the cell minds nothing else
+FIRST_TRY_OUT_TIMEOUT_S = 60.0
 TRY_OUT_TIMEOUT_S = 20.0  # a dead mount may hang whoever touches it
 PAUSES_S = (0.0, 60.0, 120.0, 300.0, 600.0)  # before each try of one request; after the last one it is given up
 
@@ -37,8 +38,9 @@ def find_store(say: Callable[[str], None]) -> Path | None:
     try:
         root = Path(named) if named else _mount_drive(timeout_ms=BOOT_TIMEOUT_MS)
         if root is not None:
-            root.mkdir(parents=True, exist_ok=True)
-            _try_out(root)
+            wrong = try_out_in_time(root, FIRST_TRY_OUT_TIMEOUT_S, create=True)
+            if wrong:
+                raise OSError(wrong)
             return root
         why = "this notebook has no Google Drive"
     except Exception as error:  # noqa: BLE001 - edge: the mount is foreign code and raises what it likes
@@ -89,7 +91,7 @@ class Remounter:
         if root is None:
             return "this VM has no mounted store"
         wrong = try_out_in_time(root)
-        drive = None if not wrong or os.environ.get(names.ENV_STORE) else _drive()
+        drive = _drive() if wrong and root.is_relative_to(DRIVE_MOUNT) else None
         if drive is not None:
             self._say(f"store: {why or wrong}; mounting Google Drive again, this may ask you to sign in")
             try:
@@ -111,15 +113,20 @@ class Remounter:
             self._say(f"store: what was written while Drive was not mounted is now in {aside}")
 
 
-def try_out_in_time(root: Path, timeout_s: float = 0.0) -> str:
-    """What is wrong with a mounted folder, "" when nothing is; never hangs: a thread that does is left behind."""
+def try_out_in_time(root: Path, timeout_s: float = 0.0, *, create: bool = False) -> str:
+    """What is wrong with a mounted folder, "" when nothing is; never hangs: a thread that does is left behind.
+
+    `create` is for a fresh mount alone: where one is gone the folder would be made on this VM's disk.
+    """
     said: list[str] = []
 
     def look() -> None:
         try:
             if root.is_relative_to(DRIVE_MOUNT) and not os.path.ismount(DRIVE_MOUNT):
                 raise OSError(f"{DRIVE_MOUNT} is not mounted")
-            _try_out(root)  # and makes no folder: below a mount that is gone that would be one on this VM's disk
+            if create:
+                root.mkdir(parents=True, exist_ok=True)
+            _try_out(root)
             said.append("")
         except OSError as error:
             said.append(str(error))
@@ -136,8 +143,8 @@ def flush_drive(timeout_ms: int) -> str:
 
     Writes to the mount are buffered on this VM's disk; whatever has not been uploaded goes with the VM.
     """
-    drive = None if os.environ.get(names.ENV_STORE) else _drive()
-    if drive is None or not DRIVE_MOUNT.is_dir():
+    drive = _drive()
+    if drive is None or not os.path.ismount(DRIVE_MOUNT):
         return ""
     try:
         with _alarm(timeout_ms / 1000 + 30):
