@@ -27,7 +27,7 @@ from chaos.world import World
 from run_control import queue_writer
 from run_control.views import RunView
 
-ROUND_S = 120.0  # a round that takes longer has not recovered
+ROUND_S = 150.0  # a round that takes longer has not recovered
 _TICK_S = 0.004
 _LOOK_AT_LAPTOP_S = 0.25
 _MOMENT_S = 20.0  # after so long without its moment (an upload, an answer, a resume) a fault strikes anyhow
