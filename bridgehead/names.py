@@ -44,6 +44,7 @@ OUTPUTS: Final = "outputs.json"  # in the store: size and SHA-256 of each file t
 RESTORED: Final = "restore.json"  # what came from the store, and what was passed over and why; stays on the VM
 LEASE: Final = "lease.json"  # in the store: which attempt may write this run
 SLOT_CONFIRMED: Final = "CONFIRMED.json"  # in a slot of the store: its commit was read back by another path
+GENERATIONS: Final = "generations.json"  # which lives of its growing files the laptop has; for VM and store
 CHECKPOINT_LEVELS: Final = "checkpoints.json"  # how far each checkpoint has climbed, and when; the uploader's
 
 GROWING_FILES: Final = (LOG, PROGRESS)  # appended to; travel as uploads that are not complete yet

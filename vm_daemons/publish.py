@@ -22,6 +22,7 @@ from vm_daemons.objects import ObjectStore
 from vm_daemons.store_choice import project_of
 
 PAYLOAD_MAX_BYTES = 2 * 2**30
+MANIFEST_MAX_BYTES = 64 * 2**20
 RUNS_MAX = 200  # named in a beat
 
 
@@ -66,7 +67,11 @@ def payload(store: ObjectStore, home: VmHome) -> str:
     if not isinstance(body, dict) or not digest or body.get("payload_sha256") != digest:
         return "the laptop's list of the payload is not on this VM"
     key = f"{project_of(home)}/{names.STORE_PAYLOAD}/{digest}"
-    if store.find(f"{key}.json"):
+    data = files.canonical_json(document)
+    there = store.read(f"{key}.json", MANIFEST_MAX_BYTES)
+    if there is not None:  # and so is the archive; but it may have been signed for another Bridgehead or pairing
+        if there != data:
+            store.put_bytes(f"{key}.json", data)
         return ""
     entries = [entry for entry in body.get("files", []) if isinstance(entry, dict)]
     why = _too_big(home, entries)
@@ -78,7 +83,7 @@ def payload(store: ObjectStore, home: VmHome) -> str:
         if why:
             return why
         store.put(f"{key}.tar", temp)
-        store.put_bytes(f"{key}.json", files.canonical_json(document))  # last: it says that the rest is there
+        store.put_bytes(f"{key}.json", data)  # last: it says that the rest is there
     finally:
         temp.unlink(missing_ok=True)
     return ""

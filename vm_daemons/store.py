@@ -29,13 +29,13 @@ from vm_daemons.home import VmHome
 from vm_daemons.objects import ObjectStore
 from vm_daemons.store_progress import Progress, confirmed_at_once, stamp_of
 from vm_daemons.store_slots import LocalDamage, Slot
-from vm_daemons.uploads import GENERATIONS
 
 _log = logging.getLogger(__name__)
 
 STATUS_EVERY_S = 60.0  # each rewrite is a new revision on a drive, so a status goes there seldom
 RECORD_MAX_BYTES = 16 * 2**20
 _STATUS_FILES = (names.STATUS, names.STATUS_LINE, names.CHECKPOINT_LEVELS, names.RESULTS)
+_LOGS = (*names.GROWING_FILES, names.GENERATIONS)
 _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, when a new one takes over
 
 
@@ -255,7 +255,7 @@ class Store:
             known.copy_changed(objects, target, run_dir, _STATUS_FILES)
             known.status_at = time.monotonic()
         if saved or ended:
-            known.copy_changed(objects, target, run_dir, (*names.GROWING_FILES, GENERATIONS))
+            known.copy_changed(objects, target, run_dir, _LOGS)
         if ended:
             known.finish(objects, target, run_dir, record)
 

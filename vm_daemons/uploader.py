@@ -253,7 +253,8 @@ class Uploader:
             if not store_choice.is_configured(self._home):
                 return SHIPMENTS_EVERY_S
             record = self._home.record()
-            ship, payload = str(record.get("ship_sha256")), str(record.get("payload_sha256"))
+            ship = str(record.get("ship_sha256"))
+            payload = f"{record.get('payload_sha256')} {stamp_of(self._home.state / names.PAYLOAD_MANIFEST)}"
             if done.get("ship") != ship and publish.ship(store.objects(), self._home):
                 done["ship"] = ship
             if done.get("payload") != payload:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bridgehead import files
+from bridgehead import files, names
 from bridgehead.errors import NotFoundError, SupersededError, TransferError
 from vm_daemons.client import Backoff, BridgeClient, OffsetConflict, Upload
 
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 LOG_PART_BYTES = 4 * 2**20  # small, so that the other files get their turn
 SINGLE_PUT_BYTES = 16 * 2**20
 PART_BYTES = 16 * 2**20  # below names.PART_MAX_BYTES: a part is held in memory
-GENERATIONS = "generations.json"  # in the run folder; private to this module
+GENERATIONS = names.GENERATIONS
 _TRIES = 6  # without progress between them
 
 
