@@ -12,7 +12,7 @@ import io
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from urllib.parse import unquote, urlsplit
@@ -115,6 +115,7 @@ class S3Client:
         self._credentials = credentials
         self._tries = tries
         self._first_pause_s = first_pause_s
+        self.on_bytes: Callable[[int], None] = lambda size_bytes: None  # hears of each piece before it is sent
         self._clock_offset_s = 0.0  # the store's clock minus ours, once it complained
         self._local = threading.local()
 
@@ -184,7 +185,7 @@ class S3Client:
         if request.query:
             url += "?" + s3_signing.encode_query(request.query)
         # As a file, so that the timeout holds for each piece that is sent and not for all of them together.
-        body = io.BytesIO(request.body) if request.body else None
+        body = _Body(request.body, self.on_bytes) if request.body else None
         prepared = requests.Request(request.method, url, headers=headers, data=body).prepare()
         session = self._session()
         settings = session.merge_environment_settings(url, {}, stream=True, verify=None, cert=None)
@@ -221,6 +222,19 @@ class S3Client:
         if session is None:
             session = self._local.session = requests.Session()
         return session
+
+
+class _Body(io.BytesIO):
+    """A body that tells of each piece as it is taken."""
+
+    def __init__(self, data: bytes, on_bytes: Callable[[int], None]) -> None:
+        super().__init__(data)
+        self._on_bytes = on_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        piece = super().read(size)
+        self._on_bytes(len(piece))
+        return piece
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote_plus
@@ -50,6 +50,15 @@ class S3Store:
         self._uploader = Uploader(self._client)
         self._canary = f"{_CANARY_FOLDER}/{secrets.token_hex(4)}"
         self.where = f"s3://{spec.bucket}/{self._prefix}".rstrip("/") + f" at {self._client.host}"
+
+    @property
+    def on_bytes(self) -> Callable[[int], None]:
+        """Hears of each piece just before it is sent, and may wait: that is how the uploader keeps to its rate."""
+        return self._client.on_bytes
+
+    @on_bytes.setter
+    def on_bytes(self, hear: Callable[[int], None]) -> None:
+        self._client.on_bytes = hear
 
     def put(self, key: str, source: Path) -> Stored:
         """Raises OSError when `source` can't be read, VerificationError when the store holds something else after."""
@@ -92,10 +101,12 @@ class S3Store:
         start = self._full(prefix.strip("/")) if prefix.strip("/") else self._prefix
         start = f"{start}/" if start else ""
         found: set[str] = set()
+        # What a probe that was killed left is nobody's file.
+        hidden = {"", _CANARY_FOLDER} if not prefix.strip("/") else {""}
         for name in _names(self._client, start):
             if name.startswith(start):
                 found.add(name.removeprefix(start).rstrip("/"))
-        return sorted(found - {""})
+        return sorted(found - hidden)
 
     def delete(self, key: str) -> None:
         try:

@@ -175,6 +175,20 @@ def test_a_probe_leaves_nothing_behind(store: S3Store) -> None:
     assert store.list("") == []
 
 
+def test_what_a_killed_probe_left_is_not_listed(gate: Gate, store: S3Store) -> None:
+    gate.spoil("DELETE", "_probe", lambda exchange: exchange.refuse(403, "AccessDenied"))
+    assert "DeleteObject" in store.probe().error
+    assert store.list("") == []
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_each_piece_that_is_sent_is_told(store: S3Store, tmp_path: Path) -> None:
+    pieces: list[int] = []
+    store.on_bytes = pieces.append
+    store.put(KEY, _file(tmp_path, 6 * MIB))
+    assert 6 * MIB <= sum(pieces) < 6 * MIB + 10_000 and max(pieces) <= 64 << 10
+
+
 @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "", "a b"])
 def test_keys_outside_the_grammar_are_refused(store: S3Store, key: str) -> None:
     with pytest.raises(UsageError):
