@@ -49,6 +49,7 @@ class DriveFs(mfusepy.Operations):  # type: ignore[misc]
         self._draw = random.Random(seed)
         self._open: dict[int, _Open] = {}
         self._next = 1
+        self.calls = 0  # of the kernel
         self.written_bytes = 0
         self.limits_from = 0  # full_after_bytes and die_after_bytes count from here
 
@@ -154,7 +155,10 @@ class DriveFs(mfusepy.Operations):  # type: ignore[misc]
         writes = flags & os.O_ACCMODE != os.O_RDONLY
         self._gate(changes=writes, content=True)
         with self._tree.lock:
-            node = self._tree.find(path)
+            try:
+                node = self._tree.find(path)
+            except FileNotFoundError:  # the kernel remembers a name that went meanwhile: this makes it look again
+                raise OSError(errno.ESTALE, path) from None
             handle = self._opened(node, writes=writes)
             if flags & os.O_TRUNC:
                 os.ftruncate(self._open[handle].fd, 0)
@@ -210,6 +214,7 @@ class DriveFs(mfusepy.Operations):  # type: ignore[misc]
     # --- faults -------------------------------------------------------------------------------------
 
     def _gate(self, *, changes: bool = False, content: bool = False, more_bytes: int = 0) -> None:
+        self.calls += 1
         faults = self._tree.faults
         while faults.hang:
             time.sleep(0.01)
@@ -261,6 +266,7 @@ class _Control:
             return {
                 "pending": self._tree.pending(),
                 "counts": dict(self._tree.counts),
+                "calls": self._drive.calls,
                 "written_bytes": self._drive.written_bytes,
                 "faults": asdict(self._tree.faults),
             }
@@ -285,7 +291,7 @@ def main() -> int:
         threading.Thread(target=_end_with_parent, args=(args.mountpoint,), daemon=True).start()
     mfusepy.FUSE(
         drive, str(args.mountpoint), foreground=True, fsname="drive", subtype="drive", hard_remove=True,
-        attr_timeout=0, entry_timeout=0, negative_timeout=0,
+        attr_timeout=0, entry_timeout=5, negative_timeout=0,  # a path is looked up anew by every call anyway
     )  # fmt: skip
     return 0
 

@@ -104,7 +104,7 @@ class DriveFsMount:
         self._ask({"faults": faults})
 
     def state(self) -> dict[str, Any]:
-        """`pending` paths, `counts` of what was done, `written_bytes`, `faults`."""
+        """`pending` paths, `counts` of what was done, `calls` of the kernel, `written_bytes`, `faults`."""
         return self._ask({"state": True})
 
     def drain(self, timeout_s: float = 20.0) -> None:

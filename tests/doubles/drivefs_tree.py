@@ -94,11 +94,11 @@ class Tree:
 
     def find(self, path: str) -> Node:
         """Raises OSError(ENOENT, ENOTDIR)."""
-        node = self.root
+        node, now = self.root, self.cloud.changes()
         for name in path.strip("/").split("/") if path.strip("/") else []:
             if not node.folder:
                 raise OSError(errno.ENOTDIR, path)
-            self._refresh(node)
+            self._refresh(node, now)
             if name not in node.children:
                 raise OSError(errno.ENOENT, path)
             node = node.children[name]
@@ -199,10 +199,11 @@ class Tree:
 
     # --- the account as last heard of -------------------------------------------------------------------
 
-    def _refresh(self, folder: Node) -> None:
+    def _refresh(self, folder: Node, now: int = -1) -> None:
+        """`now` spares asking for the account's change count."""
         if folder is self.root or not folder.uploaded or (self.faults.stale and folder.seen >= 0):
             return
-        now = self.cloud.changes()
+        now = self.cloud.changes() if now < 0 else now
         if folder.seen == now:
             return
         folder.seen = now
