@@ -9,8 +9,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
+import boto3
 import requests
 from moto.server import ThreadedMotoServer
 
@@ -37,6 +39,17 @@ def s3_endpoint() -> Iterator[str]:
         yield url
     finally:
         server.stop()
+
+
+def boto(url: str, service: str = "s3", access_key_id: str = "x", secret: str = "x") -> Any:
+    """AWS's own client, for what ours has no call for."""
+    return boto3.client(
+        service,
+        endpoint_url=url,
+        region_name="us-east-1",
+        aws_access_key_id=access_key_id,
+        aws_secret_access_key=secret,
+    )
 
 
 def store_at(url: str, *, prefix: str = "", bucket: str = BUCKET, tries: int = 4) -> S3Store:
