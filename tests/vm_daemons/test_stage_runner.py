@@ -115,7 +115,7 @@ def test_a_run_that_is_handed_over_saves_and_has_not_ended(home: VmHome) -> None
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
         lifetime.begin_handover(run_dir, 1)
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(10)
     assert "saved" in log_of(run_dir)
     assert not (run_dir / names.EXIT).exists()
@@ -128,7 +128,7 @@ def test_a_run_that_ends_by_itself_while_it_is_handed_over_is_done(home: VmHome)
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
         lifetime.begin_handover(run_dir, 1)
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(10)
     assert exit_of(run_dir).state is RunState.DONE
     assert not lifetime.is_handed_over(run_dir, 1)
@@ -143,7 +143,7 @@ def test_an_adopted_run_can_be_handed_over_too(home: VmHome) -> None:
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
             lifetime.begin_handover(run_dir, 1)
-            launch.request_stop(run_dir)
+            _ask_to_stop(run_dir)
             second.wait(10)
     assert lifetime.is_handed_over(run_dir, 1) and not (run_dir / names.EXIT).exists()
 
@@ -268,7 +268,7 @@ def test_a_stop_lets_the_stage_save_and_leave(home: VmHome) -> None:
     run_dir = run_folder(home, python(SAVES))
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(10)
     ended = exit_of(run_dir)
     assert (ended.state, ended.exit_code, ended.message) == (RunState.STOPPED, 143, "stopped")
@@ -280,7 +280,7 @@ def test_a_stage_that_does_not_listen_is_killed_after_its_grace(home: VmHome) ->
     run_dir = run_folder(home, python(STUBBORN), stop_grace_s=0.3)
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(10)
     ended = exit_of(run_dir)
     assert (ended.state, ended.signal, ended.message) == (RunState.STOPPED, "SIGKILL", "stopped: ended by SIGKILL")
@@ -290,11 +290,11 @@ def test_a_second_stop_kills_at_once(home: VmHome) -> None:
     run_dir = run_folder(home, python(STUBBORN), stop_grace_s=600)
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         wait_until((run_dir / names.STOP_REQUEST).exists, what="the first stop")
         pending = Path(f"/proc/{process.pid}/status")
         wait_until(lambda: "ShdPnd:\t0000000000000000" in pending.read_text(), what="the first signal taken")
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(10)
     assert exit_of(run_dir).state is RunState.STOPPED
 
@@ -315,7 +315,7 @@ time.sleep(60)
     run_dir = run_folder(home, python(code))
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(10)
     assert "worker None" in log_of(run_dir)
 
@@ -325,7 +325,7 @@ def test_what_a_shell_leaves_behind_at_a_stop_gets_its_time_to_save(home: VmHome
     run_dir = run_folder(home, "python3 train.py; true", run_id="sh-0001-abc123", stage="sh")
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
-        launch.request_stop(run_dir)
+        _ask_to_stop(run_dir)
         process.wait(20)
     assert exit_of(run_dir).state is RunState.STOPPED
     assert "saved" in log_of(run_dir)
@@ -421,7 +421,7 @@ def test_a_stage_whose_runner_was_killed_can_be_adopted_and_stopped(home: VmHome
         first.wait(10)
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
-            launch.request_stop(run_dir)
+            _ask_to_stop(run_dir)
             second.wait(10)
     assert exit_of(run_dir).state is RunState.STOPPED
 
@@ -490,6 +490,11 @@ def test_kill_leaves_nothing_and_no_exit_record(home: VmHome) -> None:
         process.wait(10)
         wait_until(lambda: launch.kill(run_dir), what="all of it gone")
     assert not (run_dir / names.EXIT).exists()
+
+
+def _ask_to_stop(run_dir: Path) -> None:
+    """A stage may be up before its runner has said who it is."""
+    wait_until(lambda: launch.request_stop(run_dir), what="a runner that can be asked")
 
 
 def _runner_pid(run_dir: Path) -> int:
