@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 
 import requests
 
+from bridgehead import names
 from bridgehead.errors import StoreDenied, StoreError, UsageError
 
 # The narrower drive.file would hide what the VM wrote from the laptop, whose credentials belong to another client.
@@ -179,7 +180,7 @@ def _given_info(given: Path | Mapping[str, object] | None) -> dict[str, Any] | N
     if isinstance(given, Path):
         return _read(given)
     if given and _SECRET in given:
-        return _parse(str(given[_SECRET]).encode(), "the secret drive_credentials")
+        return _parse(str(given[_SECRET]).encode(), f"the secret {names.SECRET_DRIVE}")
     known = given is not None and any(name in given for name in ("token", "refresh_token", "private_key"))
     return dict(given) if known and given is not None else None
 

@@ -16,14 +16,13 @@ import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, field
-from email.parser import BytesParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs, urlsplit
 
-from doubles import drive_query
+from doubles import drive_query, drive_words
 from doubles.google_cloud import ROOT_ID, Cloud, Entry, NoSuchFile, QuotaExceeded, new_id
 
 TOKEN = "ya29.token-of-the-double"
@@ -157,7 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         drive, parts = self.server.drive, urlsplit(self.path)
         self.query = {key: values[-1] for key, values in parse_qs(parts.query, keep_blank_values=True).items()}
         length = int(self.headers.get("Content-Length") or 0)
-        operation = _operation(self.command, parts.path, self.query)
+        operation = drive_words.operation(self.command, parts.path, self.query)
         if operation == "upload.chunk" and "*/" in self.headers.get("Content-Range", ""):
             operation = "upload.query"
         fault = Fault() if operation.startswith("_") else drive.take_fault(operation)
@@ -194,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         """A chunk that breaks off: what came in whole grains is kept, and nobody is answered."""
         if fault.cut == "middle" and operation == "upload.chunk":
             session = self._session()
-            first = _first_byte(self.headers.get("Content-Range", ""))
+            first = drive_words.first_byte(self.headers.get("Content-Range", ""))
             if first == len(session.data):
                 session.data += self.body[: fault.keep_bytes // _GRAIN_BYTES * _GRAIN_BYTES]
             raise ConnectionAbortedError
@@ -278,7 +277,7 @@ class _Handler(BaseHTTPRequestHandler):
             found.sort(key=lambda entry: entry.modified, reverse=self.query["orderBy"].endswith(" desc"))
         size = min(int(self.query.get("pageSize", "100")), drive.page_size)
         start = int(self.query.get("pageToken", "0"))
-        resource: dict[str, Any] = {"files": [_resource(entry) for entry in found[start : start + size]]}
+        resource: dict[str, Any] = {"files": [drive_words.resource(entry) for entry in found[start : start + size]]}
         if start + size < len(found):
             resource["nextPageToken"] = str(start + size)
         return Answer(200, drive_query.select(resource, self.query.get("fields", f"files({_DEFAULT_FIELDS})")))
@@ -316,7 +315,9 @@ class _Handler(BaseHTTPRequestHandler):
         return Answer(204)
 
     def _file(self, entry: Entry, fields: str = "") -> Answer:
-        return Answer(200, drive_query.select(_resource(entry), fields or self.query.get("fields", _DEFAULT_FIELDS)))
+        return Answer(
+            200, drive_query.select(drive_words.resource(entry), fields or self.query.get("fields", _DEFAULT_FIELDS))
+        )
 
     def _made(self, metadata: dict[str, Any], content: bytes | None) -> Entry:
         drive = self.server.drive
@@ -348,7 +349,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _upload(self, file_id: str) -> Answer:
         if self.query["uploadType"] == "multipart":
-            metadata, content = _related(self.headers["Content-Type"], self.body)
+            metadata, content = drive_words.related(self.headers["Content-Type"], self.body)
             if len(content) > _SMALL_BYTES:
                 return error(413, "uploadTooLarge")
             return self._file(self._stored(file_id, metadata, content))
@@ -408,65 +409,8 @@ class _Handler(BaseHTTPRequestHandler):
             return Answer(200, {"log": [asdict(request) for request in drive.log]})
 
 
-def _operation(method: str, path: str, query: dict[str, str]) -> str:
-    parts = path.strip("/").split("/")
-    if parts[0] == "_double":
-        return "_double." + parts[-1]
-    if parts == ["token"]:
-        return "token"
-    if parts[-1] == "about":
-        return "about.get"
-    if parts[0] == "upload":
-        if "upload_id" in query:
-            return "upload.chunk"
-        return "upload.create" if method == "POST" else "upload.update"
-    if parts[:3] != ["drive", "v3", "files"]:
-        return "unknown"
-    if len(parts) == 3:
-        return {"GET": "files.list", "POST": "files.create"}.get(method, "unknown")
-    if parts[3] == "generateIds":
-        return "files.generateIds"
-    if parts[3] == "trash":
-        return "files.emptyTrash"
-    return {"GET": "files.get", "PATCH": "files.update", "DELETE": "files.delete"}.get(method, "unknown")
-
-
-def _resource(entry: Entry) -> dict[str, Any]:
-    resource: dict[str, Any] = {
-        "kind": "drive#file", "id": entry.id, "name": entry.name, "mimeType": drive_query.mime_type(entry),
-        "parents": [entry.parent], "trashed": entry.trashed, "appProperties": entry.properties,
-        "createdTime": _iso(entry.created), "modifiedTime": _iso(entry.modified), "version": str(entry.revision),
-        "explicitlyTrashed": entry.trashed,
-    }  # fmt: skip
-    if not entry.folder:
-        resource |= {"size": str(entry.size), "md5Checksum": entry.md5, "sha256Checksum": entry.sha256}
-    return resource
-
-
-def _iso(when: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(when)) + f".{int(when * 1000) % 1000:03d}Z"
-
-
 def _incomplete(session: _Session) -> Answer:
     return Answer(308, None, {"Range": f"bytes=0-{len(session.data) - 1}"} if session.data else {})
-
-
-def _first_byte(content_range: str) -> int:
-    found = re.match(r"bytes (\d+)-", content_range)
-    return int(found[1]) if found else -1
-
-
-def _related(content_type: str, body: bytes) -> tuple[dict[str, Any], bytes]:
-    message = BytesParser().parsebytes(f"Content-Type: {content_type}\r\n\r\n".encode() + body)
-    parts = message.get_payload()
-    if not isinstance(parts, list) or len(parts) != 2:
-        raise ValueError("not two parts")
-    boundary = message.get_param("boundary")
-    # The mail parser may touch line ends, so the content is cut out of the raw body.
-    raw = body.split(f"--{boundary}".encode())[2]
-    content = raw.split(b"\r\n\r\n", 1)[1].removesuffix(b"\r\n")
-    metadata = json.loads(str(parts[0].get_payload()))  # type: ignore[union-attr]
-    return metadata, content
 
 
 def main() -> int:
