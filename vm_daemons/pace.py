@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
-from vm_daemons.folder_store import FolderStore
 from vm_daemons.objects import ObjectStore, Room, Stored
 
 
@@ -61,6 +61,11 @@ class Bucket:
             self._sleep(owed_s)
 
 
+@runtime_checkable
+class _TellsOfPieces(Protocol):
+    on_bytes: Callable[[int], None]
+
+
 class PacedStore:
     """An ObjectStore that waits for its tokens: one for each call, and one for each byte that is sent."""
 
@@ -69,8 +74,8 @@ class PacedStore:
         self._requests = requests
         self._upload = upload
         self.kind, self.where, self.proves = inner.kind, inner.where, inner.proves
-        self._by_piece = isinstance(inner, FolderStore)  # it tells of each piece, so that a big file is no burst
-        if isinstance(inner, FolderStore):
+        self._by_piece = isinstance(inner, _TellsOfPieces)  # so that a big file is no burst
+        if isinstance(inner, _TellsOfPieces):
             inner.on_bytes = upload.take
 
     def put(self, key: str, source: Path) -> Stored:

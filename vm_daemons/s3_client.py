@@ -22,7 +22,7 @@ import requests
 from bridgehead.errors import StoreDenied, StoreError, StoreFull, StoreGone, UsageError
 from bridgehead.records import StoreSpec
 from vm_daemons import s3_signing, s3_xml
-from vm_daemons.client import Backoff
+from vm_daemons.pace import Backoff
 from vm_daemons.s3_signing import Credentials
 
 CONNECT_TIMEOUT_S = 10.0  # also for each 16 KiB that is sent

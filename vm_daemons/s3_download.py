@@ -12,7 +12,7 @@ import requests
 
 from bridgehead import files
 from bridgehead.errors import StoreError, VerificationError
-from vm_daemons.client import Backoff
+from vm_daemons.pace import Backoff
 from vm_daemons.s3_client import S3Client, S3Refused
 
 _TRIES = 6  # without a byte of progress between them

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import http.server
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -147,6 +148,23 @@ def test_a_cut_download_goes_on_where_it_was_cut(tmp_path: Path) -> None:
         BridgeClient(paired_home(tmp_path / "vm", url=url)).get_payload("data/a", tmp_path / "a", len(CONTENT), SHA)
     assert (tmp_path / "a").read_bytes() == CONTENT
     assert ranges == [None, f"bytes={1 << 16}-"]
+
+
+def test_a_slow_line_that_flows_is_no_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vm_daemons.client.CONNECT_TIMEOUT_S", 1.0)
+    (tmp_path / "a").write_bytes(bytes(24 << 20))
+    pause = threading.Event()
+
+    def take_slowly(request: http.server.BaseHTTPRequestHandler) -> None:
+        left = int(request.headers["Content-Length"])
+        while left > 0:
+            left -= len(request.rfile.read(min(left, 1 << 20)))
+            pause.wait(0.1)  # the whole takes over twice the timeout
+        request.headers.replace_header("Content-Length", "0")
+        reply(request, 201, b"{}")
+
+    with scripted_server(take_slowly) as url:
+        BridgeClient(paired_home(tmp_path / "vm", url=url)).put("train-0001-abc123", "artifacts/a", tmp_path / "a", 1)
 
 
 @pytest.mark.parametrize(

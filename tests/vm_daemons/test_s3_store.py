@@ -26,6 +26,7 @@ from s3_rig import BUCKET, DEADLINE_S, KEYS, Exchange, Gate, boto, gate_before, 
 from support import wait_until
 from vm_daemons import s3_upload
 from vm_daemons.objects import ObjectStore, Stored
+from vm_daemons.pace import Bucket, PacedStore
 from vm_daemons.s3_store import S3Store
 
 MIB = 1 << 20
@@ -170,6 +171,13 @@ def test_each_piece_that_is_sent_is_told(store: S3Store, tmp_path: Path) -> None
     store.on_bytes = pieces.append
     store.put(KEY, _file(tmp_path, 6 * MIB))
     assert 6 * MIB <= sum(pieces) < 6 * MIB + 10_000 and max(pieces) <= 64 << 10
+
+
+def test_the_uploaders_pace_holds_within_a_file(store: S3Store, tmp_path: Path) -> None:
+    pauses: list[float] = []
+    paced = PacedStore(store, Bucket(0, 1), Bucket(MIB, 1000, clock=lambda: 0.0, sleep=pauses.append))
+    paced.put(KEY, _file(tmp_path, 100_000))
+    assert len(pauses) > 3
 
 
 @pytest.mark.parametrize("key", ["../x", "/x", "a//b", "", "a b"])
