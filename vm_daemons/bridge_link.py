@@ -60,7 +60,9 @@ class Poller:
         """Seconds to wait before the next poll."""
         short = self._failures >= FALLBACK_AFTER
         try:
-            commands = self._client.poll(self._after, 0.0 if short else names.LONG_POLL_S)
+            # Not a long one while the bridge is silent: only an answer tells that it is there again.
+            at_once = short or self.silent_since is not None
+            commands = self._client.poll(self._after, 0.0 if at_once else names.LONG_POLL_S)
         except BridgeheadError as error:
             self._failures += 1
             self.silent_since = self.silent_since or time.monotonic()

@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 STATUS_EVERY_S = 60.0  # each rewrite is a new revision on a drive, so a status goes there seldom
 RECORD_MAX_BYTES = 16 * 2**20
 _STATUS_FILES = (names.STATUS, names.STATUS_LINE, names.CHECKPOINT_LEVELS, names.RESULTS)
-_LOGS = (*names.GROWING_FILES, names.GENERATIONS)
+_LOGS = (names.GENERATIONS, *names.GROWING_FILES)  # what the laptop has of them is noted before they are copied
 _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, when a new one takes over
 
 

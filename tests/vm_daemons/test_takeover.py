@@ -446,3 +446,20 @@ def test_the_journals_copy_is_signed_with_the_pairings_key(taker: TakerRig, ghos
     key = taker.home.pairing().key
     signing.open_document(key, "command", {"kind": "command", "body": line["command"], "sig": line["sig"]})
     assert Step(line["step"]) is Step.ACCEPTED
+
+
+def test_a_laptop_that_has_nothing_to_say_is_not_silent(taker: TakerRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long poll without news is no silence; while there was no answer yet, polls are short."""
+    waits: list[float] = []
+    real = taker.laptop.poll
+
+    def poll(after: int, wait_s: float) -> list[Command]:
+        waits.append(wait_s)
+        return real(after, wait_s)
+
+    monkeypatch.setattr(taker.laptop, "poll", poll)
+    with taker.daemon():
+        wait_until(lambda: len(waits) >= 2, what="two polls of a laptop that is off")
+        taker.laptop.off.clear()
+        wait_until(lambda: waits[-1] > 0, what="a long poll")
+    assert set(waits[:2]) == {0.0}
