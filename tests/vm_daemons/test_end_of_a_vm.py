@@ -1,0 +1,132 @@
+"""A VM near its cap gives its run and then itself away, and the next one goes on: cell, daemons and bridge are real."""
+
+from __future__ import annotations
+
+import io
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge import boot_archive
+from bridge.ledger_rows import CommandRow
+from bridge.project import ProjectView
+from bridge_client import LiveBridge, live_bridge
+from bridgehead import names
+from bridgehead.names import RunState
+from bridgehead.records import StageSpec
+from support import wait_until
+from vm_daemons import boot, cell, daemons, launch, lifetime
+from vm_daemons.home import VmHome
+from vm_run_support import kill_tagged, log_of, python
+
+STAGE = """
+import bridgehead, time
+run = bridgehead.current_run()
+saved = run.latest_checkpoint()
+if saved is not None:
+    print('went on at', saved.step)
+    raise SystemExit(0)
+print('up', flush=True)
+step = 0
+while not run.should_stop:
+    step += 1
+    time.sleep(0.02)
+    if run.checkpoint_due(0, step):
+        with run.checkpoint(step) as folder:
+            (folder / 'state').write_text(str(step))
+with run.checkpoint(step) as folder:
+    (folder / 'state').write_text(str(step))
+print('left at', step, flush=True)
+run.exit_stopped()
+"""
+
+
+class Vms:
+    """VM homes on one machine, as the bootstrap cell leaves them, one bridge and one store."""
+
+    def __init__(self, live: LiveBridge, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._live = live
+        self._root = root
+        self._patch = monkeypatch
+        self.homes: list[VmHome] = []
+        project = ProjectView("demo", {"train": StageSpec("train", python(STAGE))})
+        self.run_id = live.bridge.ledger.take([(1, "run:train")], project)[0].run_id
+        monkeypatch.setenv(names.ENV_STORE, str(root / "drive"))
+        monkeypatch.setenv(names.ENV_LOCAL_VM, f"test-{root.name}")
+
+    def boot(self) -> VmHome:
+        home = VmHome(self._root / f"vm{len(self.homes)}")
+        self._patch.setenv(names.ENV_HOME, str(home.root))
+        home.create()
+        archive = boot_archive.build()
+        zipfile.ZipFile(io.BytesIO(archive.data)).extractall(home.ship(archive.sha256))
+        self.homes.append(home)
+        boot.boot(home, self._live.bridge.pairing(f"http://127.0.0.1:{self._live.bridge.port}").encode())
+        home.update_record(vm_rules={"release_after_s": 0.5})
+        return home
+
+    def near_its_end(self, home: VmHome) -> None:
+        """As if it had run for hours; 100 s are left."""
+        rules = {"release_after_s": 0.5, "cap_h": 20_100 / 3600, "save_before_cap_s": 1000.0}
+        home.update_record(vm_rules=rules, started_clock_s=lifetime.boot_clock_s() - 20_000)
+
+    def row(self) -> CommandRow:
+        return self._live.bridge.ledger.find_run(self.run_id)
+
+    def log(self, home: VmHome) -> str:
+        return log_of(home.run(self.run_id))
+
+    def clean(self) -> None:
+        for home in self.homes:
+            daemons.stop(home)
+            for run_dir in home.runs.iterdir():
+                launch.kill(run_dir)
+                kill_tagged(run_dir)
+
+
+@pytest.fixture
+def vms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vms]:
+    (tmp_path / "project").mkdir()
+    with live_bridge(tmp_path / "project") as live:
+        vms = Vms(live, tmp_path, monkeypatch)
+        yield vms
+        vms.clean()
+
+
+def test_a_vm_near_its_cap_gives_its_run_and_itself_away_and_the_next_one_goes_on(vms: Vms) -> None:
+    first = vms.boot()
+
+    def grow_old() -> None:
+        wait_until(lambda: "up" in vms.log(first), 30.0)
+        vms.near_its_end(first)
+
+    aging = threading.Thread(target=grow_old, daemon=True)
+    aging.start()
+    beat(first)
+    aging.join(10)
+    left_at = vms.log(first).split("left at ")[1].split()[0]
+    assert not (first.run(vms.run_id) / names.EXIT).exists()
+    row = vms.row()
+    assert (row.state, row.attempt) == (RunState.LOST, 2) and "end of its life" in row.reason
+    assert not any(daemons.running(first, name) for name in names.DAEMONS)
+
+    second = vms.boot()
+    beat(second)
+    assert f"went on at {left_at}" in vms.log(second)
+    assert vms.row().state == RunState.DONE
+
+
+def beat(home: VmHome) -> None:
+    """The cell of a VM, until it was given back; AssertionError after a minute."""
+    deadline = threading.Event()
+    timer = threading.Timer(60.0, deadline.set)
+    timer.start()
+
+    def pause(_: float) -> None:
+        assert not deadline.wait(0.2), "the VM was not given back"
+
+    cell.heartbeat_loop(home, pause)
+    timer.cancel()
