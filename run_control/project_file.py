@@ -9,6 +9,7 @@ import shlex
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -106,7 +107,12 @@ def _store_path(value: str) -> str:
 
 
 def _endpoint(value: str) -> str:
-    if value and not value.startswith(("https://", "http://127.0.0.1", "http://localhost")):
+    try:
+        parts = urlsplit(value)
+        loopback = parts.scheme == "http" and parts.hostname in ("127.0.0.1", "localhost", "::1")
+    except ValueError:
+        loopback = False
+    if value and not loopback and not value.startswith("https://"):
         raise ValueError("an https:// address")
     return value.rstrip("/")
 

@@ -104,6 +104,11 @@ MISTAKES = {
         '[store]\nendpoint = "http://s3.example.org"\n[vm]',
         "endpoint: an https:// address",
     ),
+    "a store that only begins like loopback": (
+        "[vm]",
+        '[store]\nendpoint = "http://127.0.0.1.example.org"\n[vm]',
+        "endpoint: an https:// address",
+    ),
     "a store outside": ("[vm]", '[store]\npath = "../x"\n[vm]', ":8: store.path: a path with / and without .."),
     "a life of no time": ("[vm]", "[vm]\ncap_h = 0", ":8: vm.cap_h: should be greater than 0"),
 }
