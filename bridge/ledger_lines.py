@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from bridge import ledger_claims
 from bridge.ledger_rows import ENDED, REJECTED, VmState, fail_orphans, next_delivery
 from bridge.project import ProjectView
 from bridgehead.errors import NotFoundError, UsageError
@@ -170,10 +171,14 @@ def _stop(db: sqlite3.Connection, line: QueueLine, project: ProjectView, seq: in
         where = f" on {line.vm}" if line.vm else ""
         hint = "" if line.argument in known else nearest(line.argument, known)
         raise UsageError(f"nothing to stop: no {line.argument!r} is queued or running{where}", hint=hint) from None
-    if run["vm_id"]:
+    lent = run["held_by"] not in ("", run["vm_id"])  # the one VM is silent, the other has not begun
+    if run["vm_id"] and not lent:
         return _Draft(argument=run["run_id"], target_vm=run["vm_id"], vm_id=run["vm_id"])
+    if run["vm_id"]:
+        ledger_claims.withdraw(db, run)
     db.execute(
-        "UPDATE commands SET state = ?, failure_class = ?, reason = ?, updated = ? WHERE seq = ?",
+        "UPDATE commands SET state = ?, vm_id = '', held_by = '', failure_class = ?, reason = ?, updated = ?"
+        " WHERE seq = ?",
         (RunState.STOPPED, FailureClass.STOPPED, f"stopped by line #{seq} while no VM had it", now, run["seq"]),
     )
     fail_orphans(db, now)

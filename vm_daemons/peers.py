@@ -24,6 +24,7 @@ from vm_daemons.objects import ObjectStore
 _log = logging.getLogger(__name__)
 
 BEAT_MAX_BYTES = 1 << 20
+FINAL_AFTER = 3  # times the patience with a VM
 JOURNAL_MAX_BYTES = 64 * 2**20
 
 
@@ -46,6 +47,7 @@ class _Known:
     since: float = 0.0  # monotonic; when we first saw this beat
     journal: str = ""  # hash of the copy that `entries` were read from
     entries: tuple[Entry, ...] = field(default_factory=tuple)
+    final: bool = False  # the journal was read after a long silence: until the next beat it is not read again
 
 
 class Peers:
@@ -73,7 +75,9 @@ class Peers:
         if known is None or known.beat != beat:
             entries, digest = (known.entries, known.journal) if known is not None else ((), "")
             known = self._known[vm_id] = _Known(beat, now, digest, entries)
-        self._read_journal(objects, f"{folder}/{vm_id}/{names.VM_JOURNAL}", known)
+        if not known.final:
+            self._read_journal(objects, f"{folder}/{vm_id}/{names.VM_JOURNAL}", known)
+            known.final = now - known.since > FINAL_AFTER * self._home.rules().lost_after_s
         silent_s = float("inf") if _said_goodbye(beat) else now - known.since
         return Peer(vm_id, silent_s, known.entries)
 

@@ -120,6 +120,14 @@ def test_silence_ends_neither_a_shell_command_nor_a_stop_for_good(ledger: Ledger
     assert [(row.state, row.vm_id, row.attempt) for row in ledger.commands()] == before
 
 
+def test_a_run_that_is_only_lent_is_stopped_at_once_and_stays_so(ledger: Ledger, lent: Command) -> None:
+    ledger.take([(2, "stop:pretrain")], PROJECT)
+    assert [row.state for row in ledger.commands()] == ["stopped", "done"]
+    assert ledger.heartbeat(beat(B)) == [(lent.run_id, 2)]
+    assert ledger.heartbeat(beat(A, (lent.run_id, 1))) == [(lent.run_id, 1)]
+    assert row(ledger).state == "stopped"
+
+
 # --- claims ------------------------------------------------------------------------------------------------------
 
 

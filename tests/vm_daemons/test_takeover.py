@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from takeover_rig import PATIENCE_S, Ghost, TakerRig
 
-from bridgehead import files, names, signing
+from bridgehead import checkpoints, files, names, signing
 from bridgehead.errors import SupersededError
 from bridgehead.names import Ack, RunState
 from bridgehead.queue_lines import Verb
@@ -226,6 +226,23 @@ def test_a_journal_that_makes_no_sense_takes_nothing_and_stops_nothing(
         taker.wait_for_exit(train)
 
 
+def test_the_journal_of_a_vm_that_is_long_dead_is_read_once(
+    taker: TakerRig, ghost: Ghost, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project has many dead VMs after a year, and each read of the store is a request."""
+    taker.home.update_record(vm_rules={"lost_after_s": 0.0})
+    train = ghost.had(taker.run("true"))
+    peers = Peers(taker.home, lambda: choose(taker.home))
+    peers.look()
+    peers.look()
+    (ghost.folder / names.VM_JOURNAL).unlink()
+    (peer,) = peers.look()
+    assert [entry.command.id for entry in peer.entries] == [train.id]
+    ghost.beat()
+    (peer,) = peers.look()
+    assert peer.entries == ()
+
+
 def test_a_journal_that_is_too_big_is_passed_over(
     taker: TakerRig, ghost: Ghost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,6 +437,71 @@ def test_a_taker_that_dies_at_any_step_of_its_journal_neither_forgets_nor_repeat
         taker.laptop.off.clear()
         wait_until(lambda: "unknown" in taker.laptop.answers(shell), what="the word on the shell command")
     assert (taker.home.payload / "began").read_text() == "x" and not (taker.home.payload / "was-here").exists()
+
+
+# --- resume= ------------------------------------------------------------------------------------------------
+
+
+def _from(taker: TakerRig, other: Command) -> Command:
+    run = taker.run(RESUMES)
+    return Command.from_json({**run.to_json(), "spec": {**run.to_json()["spec"], "resume_from": other.run_id}})
+
+
+def test_a_run_begins_at_the_checkpoint_that_another_one_left_in_the_store(taker: TakerRig, ghost: Ghost) -> None:
+    other = taker.run("true")
+    ghost.saved(other, 40)
+    new = _from(taker, other)
+    taker.laptop.off.clear()
+    with taker.daemon():
+        taker.laptop.queue(new)
+        assert taker.wait_for_exit(new).state is RunState.DONE, log_of(taker.dir(new))
+    assert f"begins at checkpoint 40 of {other.run_id}" in log_of(taker.dir(new)) and "from 40" in log_of(
+        taker.dir(new)
+    )
+    assert not (taker.home.run(other.run_id)).exists()
+
+
+def test_it_takes_the_newer_one_of_disk_and_store_and_leaves_a_bad_one_as_it_is(taker: TakerRig, ghost: Ghost) -> None:
+    other = taker.run("true")
+    ghost.saved(other, 40)
+    root = taker.home.run(other.run_id) / names.CHECKPOINTS
+    for step in (50, 60):
+        with checkpoints.staging(root) as staged:
+            (staged / "state.pt").write_bytes(b"state")
+            checkpoints.commit(staged, root, step, {})
+    (root / "step-00000060/state.pt").write_bytes(b"stale")
+    new = _from(taker, other)
+    taker.laptop.off.clear()
+    with taker.daemon():
+        taker.laptop.queue(new)
+        assert taker.wait_for_exit(new).state is RunState.DONE
+    assert "from 50" in log_of(taker.dir(new))
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000050", "step-00000060"]
+
+
+def test_where_the_other_run_left_no_checkpoint_it_fails_and_does_not_begin_anew(taker: TakerRig, ghost: Ghost) -> None:
+    new = _from(taker, taker.run("true"))
+    taker.laptop.off.clear()
+    with taker.daemon():
+        taker.laptop.queue(new)
+        ended = taker.wait_for_exit(new)
+    assert (ended.state, ended.exit_code) == (RunState.FAILED, None)
+    assert "no checkpoint of" in ended.message and "from None" not in log_of(taker.dir(new))
+
+
+def test_a_commit_that_was_cut_is_passed_over_without_a_step_that_nobody_knows(
+    taker: TakerRig, ghost: Ghost, drive: Path
+) -> None:
+    train = ghost.had(taker.run(RESUMES))
+    ghost.saved(train, 40)
+    commit = next(drive.rglob(names.SLOT_COMMIT))
+    slot = commit.parent.with_name("slot-b" if commit.parent.name == "slot-a" else "slot-a")
+    slot.mkdir()
+    (slot / names.SLOT_COMMIT).write_bytes(commit.read_bytes()[:50])
+    with taker.daemon():
+        taker.wait_for_exit(train)
+    said = log_of(taker.dir(train))
+    assert f"passed over the checkpoint in {slot.name}: " in said and "step -1" not in said and "from 40" in said
 
 
 # --- what is said -------------------------------------------------------------------------------------------------
