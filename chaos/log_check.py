@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass
 
 _HEADER = b"--- attempt "
-_INHERITED_MIN = 24  # a common beginning that is shorter may be chance: each begins with such a header
 _RECORD = re.compile(rb"\[([0-9a-f]{8}):(\d{6})\] (\d{6})\n")
 
 
@@ -72,9 +71,9 @@ def _starts(lives: list[Life], index: int, used: dict[str, int]) -> list[int]:
         return [used[life.file]]
     former = lives[index - 1] if index else None
     inherited = _common(former.data, 0, life.data) if former is not None else 0
-    if former is None or inherited < _INHERITED_MIN:
-        return [0]
     whole_lines = life.data.rfind(b"\n", 0, inherited) + 1
+    if former is None or not whole_lines:  # beginnings of a line are alike by chance
+        return [0]
     return [start for start in {inherited, whole_lines} if used.get(former.file, 0) >= start]
 
 

@@ -54,6 +54,14 @@ def test_a_new_vm_may_begin_its_file_with_what_the_store_had_of_the_former_one()
     assert log_check.explain(FIRST + FIRST[:inherited] + SECOND, lives) > 0  # twice
 
 
+def test_two_files_whose_first_lines_begin_alike_are_not_taken_for_one_that_goes_on() -> None:
+    first, second = (f'{{"v": 1, "at": 1796031{at}.1, "event": "progress"}}\n'.encode() for at in (238, 267))
+    lives = [Life("a", first), Life("b", second)]
+    assert log_check.explain(first + second, lives) == 0
+    assert log_check.explain(first[:10] + second, lives) == 0
+    assert log_check.explain(first, lives) > 0
+
+
 @pytest.mark.parametrize(
     ("name", "copy"),
     [
