@@ -128,7 +128,8 @@ def choose(slots: list[Slot], bad: Mapping[str, int]) -> Slot:
         raise StoreError(
             "no slot may be overwritten: they are of a newer Bridgehead", hint="run the bootstrap cell again"
         )
-    return min(free, key=lambda slot: (slot.commit is not None, bool(slot.why), slot.attempt, slot.step, slot.key))
+    # Empty, damaged, refused by a reader, and only then good ones: an older attempt's first, and its oldest.
+    return min(free, key=lambda slot: (slot.commit is not None, slot.why != "", not is_bad(slot, bad), *_age(slot)))
 
 
 def write_slot(
@@ -241,6 +242,10 @@ def fits(store: ObjectStore, size_bytes: int, kept: int, quota_bytes: int = 0) -
 
 
 # --- inside ------------------------------------------------------------------------------------------
+
+
+def _age(slot: Slot) -> tuple[int, int, str]:
+    return slot.attempt, slot.step, slot.key
 
 
 def _too_big(size_bytes: int, kept: int, but: str) -> str:
