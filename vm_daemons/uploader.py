@@ -63,6 +63,7 @@ class Uploader:
         self._second = second or (lambda: store_choice.second_look(home))
         self._stopping = threading.Event()
         self._canary = threading.Event()  # a look at the store is wanted now
+        self._looked = threading.Event()  # whose store it is was found out before anything was written there
         self.health = Health(home)
         self._writer = Writer(home)
         self._requests, self._upload = self._buckets()
@@ -158,8 +159,12 @@ class Uploader:
         return Bucket(rate, burst, sleep=wait), Bucket(bytes_s, bytes_s, sleep=wait)
 
     def _mirror_step(self) -> float:
-        self.runs.step(available=store_choice.is_configured(self._home))
-        return MIRROR_EVERY_S
+        available = self._may_write()
+        self.runs.step(available=available)
+        return MIRROR_EVERY_S if available else STATE_EVERY_S
+
+    def _may_write(self) -> bool:
+        return self._looked.is_set() and store_choice.is_configured(self._home)
 
     def _store_says(self, trouble: str) -> None:
         self.health.trouble = trouble
@@ -194,18 +199,26 @@ class Uploader:
             return 0.0
         was_ok = self.health.ok
         self.health.canary_since = time.monotonic()
-        self.health.probed = self._store.probe()
-        self.health.canary_since = 0.0
-        self.health.gone = not self.health.probed["ok"] and self._is_gone()
+        try:
+            probed = self._store.probe()
+            gone = not probed["ok"] and self._is_gone()
+            if probed["ok"] and not was_ok:
+                self._recognise()
+        finally:
+            self.health.canary_since = 0.0
+        self.health.probed, self.health.gone = probed, gone
+        self._looked.set()
         if self.health.ok and not was_ok:
             self.runs.catch_up()
-            self._told["note"] = self._store.recognise()
-            if self._told["note"]:
-                log.info("%s", self._told["note"])
         self._stopping.wait(CANARY_AGAIN_S)
         self._canary.wait(max(0.0, (CANARY_EVERY_S if self.health.ok else ILL_CANARY_S) - CANARY_AGAIN_S))
         self._canary.clear()
         return 0.0
+
+    def _recognise(self) -> None:
+        self._told["note"] = self._store.recognise()
+        if self._told["note"]:
+            log.info("%s", self._told["note"])
 
     def _is_gone(self) -> bool:
         try:
@@ -227,7 +240,7 @@ class Uploader:
             stamp = stamp_of(self._home.journal)
             goodbye = publish.is_released(self._home)
             due = time.monotonic() >= next_beat or goodbye != released
-            if (stamp == journal and not due) or not store_choice.is_configured(self._home):
+            if (stamp == journal and not due) or not self._may_write():
                 return PUBLISH_EVERY_S
             if stamp is not None and stamp != journal:
                 publish.journal(store.objects(), self._home)
@@ -250,7 +263,7 @@ class Uploader:
         done: dict[str, str] = {}
 
         def step() -> float:
-            if not store_choice.is_configured(self._home):
+            if not self._may_write():
                 return SHIPMENTS_EVERY_S
             record = self._home.record()
             ship = str(record.get("ship_sha256"))
