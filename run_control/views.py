@@ -14,7 +14,7 @@ from bridgehead import files, names
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
-from bridgehead.records import Status, duration
+from bridgehead.records import CheckpointInfo, Status, duration
 from run_control.project import Project
 
 if TYPE_CHECKING:
@@ -262,19 +262,30 @@ def _levels(status: Status, moment: float) -> dict[str, Any]:
     """Each level with the age of its newest checkpoint, in seconds since it got that high."""
     told = {}
     for level in CheckpointLevel:
-        item = status.levels.get(level)
-        if isinstance(item, dict) and isinstance(item.get("at"), int | float):
+        item = _level(status, level)
+        if item:
             told[str(level)] = {**item, "age_s": round(max(0.0, moment - item["at"]), 1)}
     return told
+
+
+def _level(status: Status, level: CheckpointLevel) -> dict[str, Any]:
+    """Empty for what is not there or can't be read."""
+    item = status.levels.get(level)
+    try:
+        info = CheckpointInfo.from_json(item)
+        saved_at = float(item.get("saved_at") or 0.0) if isinstance(item, dict) else 0.0
+    except (UsageError, TypeError, ValueError):
+        return {}
+    return {**info.to_json(), "saved_at": saved_at}
 
 
 def _at_risk(status: Status, moment: float) -> dict[str, Any]:
     """By what was confirmed; by what is mounted where nothing was, which may not have arrived. Level "": all of it."""
     for level in (CheckpointLevel.CONFIRMED, CheckpointLevel.MOUNTED):
-        item = status.levels.get(level)
-        if isinstance(item, dict) and item.get("saved_at"):
-            seconds = round(max(0.0, moment - float(item["saved_at"])), 1)
-            return {"level": str(level), "seconds": seconds, "steps": max(0, status.step - int(item.get("step", 0)))}
+        item = _level(status, level)
+        if item and item["saved_at"]:
+            seconds = round(max(0.0, moment - item["saved_at"]), 1)
+            return {"level": str(level), "seconds": seconds, "steps": max(0, status.step - item["step"])}
     return {"level": "", "seconds": None, "steps": status.step}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bridge.ledger import Ledger
 from bridgehead import files, names
 from bridgehead.names import Ack, CheckpointLevel, RunState
@@ -38,7 +40,15 @@ class Seeded:
         self.ack(run_id, Ack.STARTED)
         self.ack(run_id, Ack.FINISHED, state, exit_code)
 
-    def status(self, run_id: str, *, state: RunState = RunState.RUNNING, step: int = 7, attempt: int = 1) -> None:
+    def status(
+        self,
+        run_id: str,
+        *,
+        state: RunState = RunState.RUNNING,
+        step: int = 7,
+        attempt: int = 1,
+        levels: dict[str, Any] | None = None,
+    ) -> None:
         """What the VM last said about the run."""
         checkpoint = CheckpointInfo(5, CheckpointLevel.MOUNTED, NOW - 60, 100, 1)
         status = Status(
@@ -57,6 +67,7 @@ class Seeded:
             checkpoint,
             None,
             NOW,
+            levels or {},
         )
         folder = self.project.run(run_id)
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,35 @@ def test_a_running_stage_shows_progress_and_how_far_its_checkpoint_has_climbed(s
     assert "5 mounted, 1m00s ago" in view.row() and "loss 0.5" in view.row()
 
 
+def _level(step: int, level: str, at: float) -> dict[str, object]:
+    return {"step": step, "level": level, "at": at, "saved_at": at - 1}
+
+
+def test_each_level_shows_its_age_and_what_a_death_right_now_would_cost(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    told = {"local": _level(7, "local", NOW - 3), "mounted": _level(7, "mounted", NOW - 2)}
+    seeded.status(run_id, levels=told)
+    [view] = views.runs(seeded.project, now=NOW)
+    assert "7 mounted 2s" in view.row() and "3s (mounted)" in view.row()
+    seeded.status(run_id, levels={**told, "confirmed": _level(4, "confirmed", NOW - 124)})
+    [view] = views.runs(seeded.project, now=NOW)
+    assert "7 mounted 2s, 4 confirmed 2m04s" in view.row() and "2m05s (confirmed)" in view.row()
+    assert view.at_risk == {"level": "confirmed", "seconds": 125.0, "steps": 3}
+    assert view.levels["mounted"]["age_s"] == 2.0
+
+
+def test_with_nothing_in_the_store_all_of_it_is_at_risk_until_it_has_ended(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id, levels={"local": _level(7, "local", NOW - 3), "confirmed": ["odd"], "mounted": {"step": "x"}})
+    [view] = views.runs(seeded.project, now=NOW)
+    assert "7 local 3s" in view.row() and "all of it" in view.row()
+    seeded.finish(run_id, RunState.DONE, 0)
+    [view] = views.runs(seeded.project, now=NOW)
+    assert view.at_risk is None
+
+
 def test_the_vms_word_counts_while_the_run_goes(seeded: Seeded) -> None:
     [run_id] = seeded.take("run:pretrain")
     seeded.ack(run_id, Ack.STARTED)
