@@ -21,7 +21,7 @@ from bridgehead import checkpoints, files, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import CheckpointLevel, StoreKind
 from bridgehead.records import VmRules, duration
-from vm_daemons import daemons
+from vm_daemons import daemons, uploads
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 
@@ -221,7 +221,8 @@ def handovers(home: VmHome, seen: Outlook) -> tuple[list[str], list[str]]:
         record = files.read_json(path)
         if not isinstance(record, dict) or not record.get("handing_since") or (run_dir / names.EXIT).exists():
             continue
-        ready = record.get("ended") and (in_store(run_dir) or seen.left_s < LAST_MOMENT_S)
+        safe = in_store(run_dir) and uploads.all_arrived(run_dir)  # afterwards nobody takes its log from this VM
+        ready = record.get("ended") and (safe or seen.left_s < LAST_MOMENT_S)
         (done if ready else under_way).append(run_dir.name)
     return under_way, done
 

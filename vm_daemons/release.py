@@ -197,7 +197,7 @@ def _blocker(home: VmHome, known: list[Open]) -> str:
     if under_way:
         return f"{under_way[0]} is on its way to the next VM"
     for run_id in given:
-        if not _log_is_shipped(home.run(run_id)):
+        if not uploads.all_arrived(home.run(run_id)):
             return f"the end of the log of {run_id} is only here"
     for run_dir in sorted(home.runs.iterdir()):
         if paths.is_run_id(run_dir.name) and (run_dir / names.RUN_RECORD).exists():
@@ -231,17 +231,6 @@ def _only_here(run_dir: Path) -> str:
     if levels.get("confirmed_by") and not lifetime.in_store(run_dir):
         return f"the store has not confirmed the newest checkpoint of {run_id}"
     return ""
-
-
-def _log_is_shipped(run_dir: Path) -> bool:
-    known = files.read_json(run_dir / uploads.GENERATIONS)
-    for name in names.GROWING_FILES:
-        found = files.plain_stat(run_dir / name)
-        life = known.get(name) if isinstance(known, dict) else None
-        sent = life.get("base", 0) + life.get("acked", 0) if isinstance(life, dict) else 0
-        if found is not None and sent < found.st_size:
-            return False
-    return True
 
 
 def _attempt(run_dir: Path) -> int:

@@ -186,6 +186,17 @@ def inherit(run_dir: Path, name: str, path: Path, lives: bytes, attempt: int) ->
     files.write_json(run_dir / GENERATIONS, {**_read_lives(run_dir), name: vars(life)})
 
 
+def all_arrived(run_dir: Path) -> bool:
+    """Whether the laptop has every byte of the growing files, as far as this VM has been told."""
+    lives = _read_lives(run_dir)
+    for name in names.GROWING_FILES:
+        found, life = files.plain_stat(run_dir / name), lives.get(name)
+        sent = life.get("base", 0) + life.get("acked", 0) if isinstance(life, dict) else 0
+        if found is not None and sent < found.st_size:
+            return False
+    return True
+
+
 def upload_file(client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:
     """Send one file: small ones by PUT, larger ones in parts that are resumed after trouble.
 

@@ -157,8 +157,10 @@ def test_a_run_that_was_handed_over_keeps_it_until_its_log_has_left(cell: Cell) 
     lifetime.end_handover(run_dir, 1)
     cell.journal.handed_over(command)
     files.write_json(run_dir / uploads.GENERATIONS, {names.LOG: {"base": 4, "acked": 5}})
-    assert cell.because() == f"the end of the log of {RUN} is only here"
+    assert cell.because() == f"{RUN} is on its way to the next VM"
+    assert lifetime.snapshot(cell.home)["handed_over"] == []  # once it is another VM's, its log is taken from there
     files.write_json(run_dir / uploads.GENERATIONS, {names.LOG: {"base": 4, "acked": 6}})
+    assert lifetime.snapshot(cell.home)["handed_over"] == [RUN]
     assert cell.because() == ""
 
 
