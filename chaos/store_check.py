@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from bridgehead import names
 
 _PREFIX = "slot-"
+Content = dict[str, list[str]]  # slot -> names of what lies in it
 
 
 class StoredRun(Protocol):
@@ -95,13 +96,14 @@ def early_commits(run: StoredRun) -> list[str]:
     return found
 
 
-def in_the_making(run: StoredRun) -> bool:
+def content(run: StoredRun) -> Content:
+    """The names in each slot."""
+    return {slot: run.names(slot) for slot in _slots(run)}
+
+
+def is_in_the_making(slots: Content) -> bool:
     """Whether a slot holds files and no commit: an upload is under way, or was cut short."""
-    for slot in _slots(run):
-        present = run.names(slot)
-        if present and names.SLOT_COMMIT not in present:
-            return True
-    return False
+    return any(present and names.SLOT_COMMIT not in present for present in slots.values())
 
 
 def _slots(run: StoredRun) -> list[str]:

@@ -41,6 +41,10 @@ class Store(Protocol):
 
     def empty(self) -> None: ...
 
+    def uploading(self) -> bool:
+        """Whether it is known to hold something of a slot back."""
+        ...
+
     def misbehave(self, **faults: Any) -> None:
         """Of the Drive double alone: see its Faults. No arguments: none any more."""
         ...
@@ -94,6 +98,9 @@ class FolderStore:
     def empty(self) -> None:
         self._disk.empty()
 
+    def uploading(self) -> bool:
+        return False
+
     def misbehave(self, **faults: Any) -> None:
         raise NotImplementedError("a folder does as it is told")
 
@@ -146,6 +153,12 @@ class DriveStore:
 
     def empty(self) -> None:
         self.misbehave()
+
+    def uploading(self) -> bool:
+        try:
+            return self._up and any("/slot-" in path for path in self._mount.state()["pending"])
+        except (OSError, ValueError):  # it has just died
+            return False
 
     def misbehave(self, **faults: Any) -> None:
         usual = importlib.import_module("doubles.drivefs_tree").Faults(delay_s=_DELAY_S)

@@ -38,6 +38,7 @@ class Watch:
     stage: str
     seen: dict[tuple[str, str], RunSeen] = field(default_factory=dict)
     _homes_at: float = 0.0
+    _slots: dict[str, store_check.Content] = field(default_factory=dict)
 
     def look(self) -> None:
         if time.monotonic() - self._homes_at > 0.05:
@@ -75,7 +76,11 @@ class Watch:
         return sum(run.resumed for run in self.seen.values())
 
     def uploading_now(self) -> bool:
-        return any(store_check.in_the_making(self.world.stored_run(run.folder.name)) for run in self.runs())
+        """Whether a slot is being filled, or was this moment: the time between file and commit is a few ms."""
+        now = {run.folder.name: store_check.content(self.world.stored_run(run.folder.name)) for run in self.runs()}
+        changed = now != self._slots
+        self._slots = now
+        return self.world.store.uploading() or changed or any(map(store_check.is_in_the_making, now.values()))
 
     # --- inside ------------------------------------------------------------------------------------
 

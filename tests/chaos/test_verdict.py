@@ -177,9 +177,9 @@ def test_a_missing_file_a_cut_commit_and_an_empty_store_are_not_readable(tmp_pat
     commit = _slot(tmp_path, "slot-b", 20, b"y") / names.SLOT_COMMIT
     commit.write_bytes(commit.read_bytes()[:-5])
     assert store_check.readable_steps(FolderRun(tmp_path)) == set()
-    assert store_check.in_the_making(FolderRun(tmp_path)) is False
+    assert store_check.is_in_the_making(store_check.content(FolderRun(tmp_path))) is False
     commit.unlink()
-    assert store_check.in_the_making(FolderRun(tmp_path)) is True
+    assert store_check.is_in_the_making(store_check.content(FolderRun(tmp_path))) is True
 
 
 def test_a_commit_that_was_written_before_its_files_fails(tmp_path: Path) -> None:
