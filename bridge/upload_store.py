@@ -29,7 +29,6 @@ from bridgehead.errors import NotFoundError, SupersededError, UsageError, Verifi
 
 UPLOADS_FILE: Final = "uploads.sqlite3"
 _ABANDONED_S: Final = 7 * 86_400.0
-_LEFTOVER_S: Final = 3600.0
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS uploads(
     id INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -192,7 +191,10 @@ class UploadStore:
             self._execute("DELETE FROM uploads WHERE id=?", (newest.id,))
 
     def sweep(self) -> int:
-        """Remove temp files that nothing will continue: of killed whole-file uploads, and of abandoned ones."""
+        """Remove temp files that nothing will continue: of killed whole-file uploads, and of abandoned ones.
+
+        For the start of the bridge, the only one that writes here: what nobody knows then has no writer.
+        """
         with self._db_lock:
             known = {row[0] for row in self._db.execute("SELECT temp FROM uploads WHERE temp<>'' AND complete=0")}
         swept = 0
@@ -202,7 +204,7 @@ class UploadStore:
                     continue
                 path = Path(folder) / name
                 with contextlib.suppress(OSError):
-                    if time.time() - path.stat().st_mtime > (_ABANDONED_S if name in known else _LEFTOVER_S):
+                    if name not in known or time.time() - path.stat().st_mtime > _ABANDONED_S:
                         path.unlink()
                         swept += 1
         return swept

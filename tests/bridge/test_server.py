@@ -243,14 +243,13 @@ def test_a_log_cut_by_a_kill_goes_on_from_its_size(tmp_path: Path) -> None:
         assert (live.arrivals / run_id / "log").read_bytes() == b"0123456789"
 
 
-def test_what_a_killed_bridge_left_is_swept(tmp_path: Path) -> None:
+def test_what_a_killed_bridge_left_is_swept_at_the_next_start(tmp_path: Path) -> None:
     folder = tmp_path / names.IN_FOLDER / "pretrain-0001-aaaaaa"
     folder.mkdir(parents=True)
-    for name in ("old", "new"):
-        (folder / f"{files.TEMP_PREFIX}{name}").write_bytes(b"half")
-    os.utime(folder / f"{files.TEMP_PREFIX}old", (0, 0))
+    (folder / f"{files.TEMP_PREFIX}just-now").write_bytes(b"half")
+    (folder / names.LOG).write_bytes(b"whole")
     with live_bridge(tmp_path):
-        assert [path.name for path in folder.iterdir()] == [f"{files.TEMP_PREFIX}new"]
+        assert [path.name for path in folder.iterdir()] == [names.LOG]
 
 
 def test_the_pairing_code_holds_what_a_vm_needs(live: LiveBridge) -> None:
