@@ -12,10 +12,13 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 TEMP_PREFIX = ".tmp-"
 _CHUNK_BYTES = 1 << 20
+_ROOM_TRIES = 300
+_ROOM_PAUSE_S = 2.0
+T = TypeVar("T")
 _REPLACE_TRIES_S = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)  # Windows: a virus scanner may hold the target
 
 
@@ -114,6 +117,20 @@ def append_line(path: Path, line: str, *, durable: bool = True) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def with_room(write: Callable[[], T], *, on_full: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> T:
+    """`write()`, tried again for 10 minutes while the disk or the quota is full; `on_full` hears of it once."""
+    for tries in range(_ROOM_TRIES):
+        try:
+            return write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if tries == 0:
+                on_full()
+            pause(_ROOM_PAUSE_S)
+    return write()
 
 
 def sha256_file(path: Path, *, on_bytes: Callable[[int], None] | None = None) -> str:

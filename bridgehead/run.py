@@ -37,7 +37,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from bridgehead import checkpoints, files, identity, image, names, paths
 from bridgehead.async_save import BackgroundSaver
@@ -48,6 +48,7 @@ from bridgehead.identity import Identity
 from bridgehead.records import RunRecord, StageSpec
 
 STOPPED_EXIT_CODE = 143  # what a process that SIGTERM ended would show
+T = TypeVar("T")
 Take = Callable[[], Callable[[Path], object]]  # copies at once; what it returns writes the copies into a folder
 
 
@@ -69,6 +70,7 @@ class Run:
         self._saver = BackgroundSaver()
         self._said_dense = False
         self._progress_fd: int | None = None
+        self._torn = False  # the last event was cut by a full disk
 
     # --- what it is told --------------------------------------------------------------------
 
@@ -185,8 +187,13 @@ class Run:
 
     def message(self, text: str) -> None:
         """One line for status and panel; also printed, so that the log has it."""
-        print(text, flush=True)
+        self.say(text)
         self._event("message", text=text[:500])
+
+    def say(self, text: str) -> None:
+        """Print one line. On a full disk it is kept and comes with a later one."""
+        with contextlib.suppress(OSError):
+            print(text, flush=True)
 
     @contextlib.contextmanager
     def checkpoint(self, step: int, *, epoch: int = 0, **meta: object) -> Iterator[Path]:
@@ -237,10 +244,15 @@ class Run:
         except (TypeError, ValueError) as error:
             raise UsageError(f"results must be plain JSON with finite numbers: {error}") from None
         drift = {"drift": self.drift} if self.drift else {}
-        files.write_json(
-            self.folder / names.RESULTS,
-            {"v": names.RECORD_VERSION, "run_id": self.run_id, "stage": self.stage, **drift, **values},
-        )
+        record = {"v": names.RECORD_VERSION, "run_id": self.run_id, "stage": self.stage, **drift, **values}
+        self.with_room(lambda: files.write_json(self.folder / names.RESULTS, record))
+
+    def with_room(self, write: Callable[[], T]) -> T:
+        """Call `write`, again and again for up to 10 minutes while the disk is full: hours of training hang on it.
+
+        It must leave nothing half done when it raises. Raises what `write` does.
+        """
+        return files.with_room(write, on_full=lambda: self.message("the disk is full: waiting for room to write"))
 
     def artifact(self, name: str) -> Path:
         """Where to write a file that is to arrive in in/<run>/artifacts/. The folder exists."""
@@ -363,7 +375,14 @@ class Run:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0)
             self._progress_fd = os.open(self.folder / names.PROGRESS, flags, 0o644)
         record = {"v": names.RECORD_VERSION, "at": round(time.time(), 3), "attempt": self.attempt, "event": event}
-        os.write(self._progress_fd, (json.dumps({**record, **values}) + "\n").encode())
+        line = (json.dumps({**record, **values}) + "\n").encode()
+        if self._torn:  # so that the half line joins nothing
+            line = b"\n" + line
+        try:
+            written = os.write(self._progress_fd, line)
+        except OSError:  # a full disk: what can't be told is no reason to stop training
+            return
+        self._torn = written < len(line)
 
 
 _current: Run | None = None

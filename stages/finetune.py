@@ -74,7 +74,7 @@ def finetune(run: Run) -> int:
     results = {
         **loop.outcome(),
         "weights_sha256": record["weights_sha256"],
-        "artifact_sha256": save_weights(run.artifact(names.CLASSIFIER_WEIGHTS), record),
+        "artifact_sha256": run.with_room(lambda: save_weights(run.artifact(names.CLASSIFIER_WEIGHTS), record)),
         "validation_subjects": list(clips_pool.VALIDATION_SUBJECTS),
         "probe_accuracy": loop.notes["probe_accuracy"],
         "random_probe_accuracy": evaluation.accuracy(random_probe, pool, validation, device),

@@ -151,7 +151,7 @@ def _results(
     return {
         **loop.outcome(),
         "weights_sha256": digest,
-        "artifact_sha256": save_weights(run.artifact(names.ENCODER_WEIGHTS), record),
+        "artifact_sha256": run.with_room(lambda: save_weights(run.artifact(names.ENCODER_WEIGHTS), record)),
         "pool": clips_pool.describe(pool),
         "clips_used": len(subset),
         "classes": sampling.histogram(pool.labels(subset)),

@@ -191,7 +191,7 @@ class Loop:
     def _tell(self, epoch: int, *, ended: bool, now: float) -> None:
         self._check_loss()
         if ended:
-            print(f"epoch {epoch}/{self.plan.epochs} step {self.step} loss {self.loss:.4f}", flush=True)
+            self.run.say(f"epoch {epoch}/{self.plan.epochs} step {self.step} loss {self.loss:.4f}")
         if now - self._reported_at < PROGRESS_EVERY_S and self.step < self.plan.horizon:
             return
         self._reported_at = now

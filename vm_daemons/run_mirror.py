@@ -46,7 +46,7 @@ class RunMirror:
         self._sent: dict[str, tuple[int, int]] = {}  # name → (mtime_ns, size) that the laptop has
         self._state_sent_at = 0.0
         self._looked: object = None
-        self._composed_at = 0.0
+        self._composed_at = float("-inf")  # monotonic
         self._levels_mark: tuple[int, int] | None = None
         self._composed_with: tuple[int, int] | None = None  # mark of the checkpoints.json that the status tells of
 
@@ -79,9 +79,10 @@ class RunMirror:
         self._read_levels()
         looked = (self._levels_mark, [_mark(self.run_dir / name) for name in _STATUS_SOURCES])
         pace_s = _LIVENESS_EVERY_S if looked == self._looked else 0.0 if self.ended else STATUS_EVERY_S
-        if now - self._composed_at < pace_s:
+        moment = time.monotonic()  # the time of day may jump
+        if moment - self._composed_at < pace_s:
             return
-        self._looked, self._composed_at = looked, now
+        self._looked, self._composed_at = looked, moment
         status = run_status.compose(self.run_dir, self._levels, now)
         self._composed_with = self._levels_mark
         if self.status is not None and dataclasses.replace(self.status, updated=now) == status:

@@ -138,7 +138,7 @@ class StatusDaemon:
                 if entry.is_dir(follow_symlinks=False):
                     stat = entry.stat()
                     if not (Path(entry.path) / names.RUN_RECORD).exists():
-                        being_made |= time.time() - stat.st_mtime < FRESH_FOR_S
+                        being_made |= abs(time.time() - stat.st_mtime) < FRESH_FOR_S
                     elif self._settled.get(entry.name) != stat.st_mtime_ns:
                         self._take_up(entry.name, Path(entry.path), stat.st_mtime_ns)
         return being_made

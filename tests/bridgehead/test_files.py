@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 
@@ -50,3 +51,33 @@ def test_sweep_takes_only_old_temp_files(tmp_path: Path) -> None:
     assert files.sweep_temp_files(tmp_path, older_than_s=3600) == 0
     assert files.sweep_temp_files(tmp_path, older_than_s=-1) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["keep"]
+
+
+def test_a_write_on_a_full_disk_is_tried_until_there_is_room() -> None:
+    answers: list[OSError | str] = [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "quota"), "written"]
+    heard: list[str] = []
+
+    def write() -> str:
+        answer = answers.pop(0)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    done = files.with_room(write, on_full=lambda: heard.append("full"), pause=lambda _: None)
+    assert (done, heard) == ("written", ["full"])
+
+
+def test_other_trouble_with_a_write_is_not_waited_for() -> None:
+    def write() -> None:
+        raise OSError(errno.EIO, "sick")
+
+    with pytest.raises(OSError, match="sick"):
+        files.with_room(write, on_full=lambda: None, pause=lambda _: None)
+
+
+def test_a_disk_that_stays_full_is_said_at_last() -> None:
+    def write() -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        files.with_room(write, on_full=lambda: None, pause=lambda _: None)

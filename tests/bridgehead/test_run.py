@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -161,6 +162,29 @@ def test_two_files_of_one_name_are_refused_and_not_merged(tmp_path: Path) -> Non
     _, said = process.communicate(timeout=20)
     assert process.returncode == UsageError.exit_code and b"two files are called" in said
     assert not (tmp_path / names.CHECKPOINTS / "step-00000003").exists()
+
+
+def test_a_full_disk_does_not_end_training_and_a_torn_line_joins_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, _record())
+    run.progress(step=1)
+    write, room = os.write, [10, 0]
+
+    def full(fd: int, data: bytes) -> int:
+        if not room:
+            return write(fd, data)
+        left = room.pop(0)
+        if not left:
+            raise OSError(errno.ENOSPC, "full")
+        return write(fd, data[:left])
+
+    monkeypatch.setattr(os, "write", full)
+    for step in (2, 3, 4):
+        run.progress(step=step)
+    lines = (tmp_path / names.PROGRESS).read_text().split("\n")
+    assert len(lines[1]) == 10
+    assert [json.loads(line)["step"] for line in (lines[0], lines[2])] == [1, 4]
 
 
 def test_looking_for_the_latest_checkpoint_says_nothing_of_a_resume(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,9 +16,9 @@ import pytest
 
 from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import checkpoints, files, names
-from bridgehead.records import AckRecord, Status
+from bridgehead.records import AckRecord, RunRecord, Status
 from support import wait_until
-from vm_daemons import daemons, status_daemon, store_state
+from vm_daemons import daemons, run_mirror, status_daemon, store_state
 from vm_daemons import uploader as uploader_module
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
@@ -324,3 +325,15 @@ def test_an_odd_file_in_one_run_holds_up_no_other(rig: Rig, name: str, odd: str)
     end_run(run_dir)
     assert rig.mirrored(run_dir)["store"] == "complete"
     assert (rig.arrived / names.LOG).read_text() == "healthy\n"
+
+
+def test_a_clock_that_is_put_back_does_not_stop_the_status(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_mirror, "STATUS_EVERY_S", 0.0)
+    run_dir = rig.run_folder()
+    record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+    mirror = run_mirror.RunMirror(rig.client, run_dir, record)
+    for step, now in ((1, 9000.0), (2, 1000.0)):
+        event = {"v": 1, "at": now, "attempt": 1, "event": "progress", "step": step}
+        files.append_line(run_dir / names.PROGRESS, json.dumps(event))
+        mirror.compose(now)
+        assert files.read_json(run_dir / names.STATUS)["step"] == step
