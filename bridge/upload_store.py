@@ -199,12 +199,9 @@ class UploadStore:
             known = {row[0] for row in self._db.execute("SELECT temp FROM uploads WHERE temp<>'' AND complete=0")}
         swept = 0
         for folder, _, entries in os.walk(self._root):
-            for name in entries:
-                if not name.startswith(files.TEMP_PREFIX):
-                    continue
-                path = Path(folder) / name
+            for path in (Path(folder) / name for name in entries if name.startswith(files.TEMP_PREFIX)):
                 with contextlib.suppress(OSError):
-                    if name not in known or time.time() - path.stat().st_mtime > _ABANDONED_S:
+                    if path.name not in known or time.time() - path.stat().st_mtime > _ABANDONED_S:
                         path.unlink()
                         swept += 1
         return swept
