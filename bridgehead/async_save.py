@@ -7,13 +7,17 @@ its process, where a helper process would go on writing beside the next attempt.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from bridgehead.errors import RunFailed
 
-FAILURES_MAX = 3  # in a row; a run whose checkpoints can't be written is a run that would be lost
+# A run whose checkpoints can't be written is a run that would be lost. But a disk that is full for a minute is none:
+# it takes both, so many in a row and so long since the first of them.
+FAILURES_MAX = 3
+FAILING_MAX_S = 600.0
 
 
 class BackgroundSaver:
@@ -24,6 +28,7 @@ class BackgroundSaver:
         self._save: Future[object] | None = None
         self._step = 0
         self._failures = 0
+        self._failing_since = 0.0  # monotonic; of the first failure in a row
 
     @property
     def busy(self) -> bool:
@@ -48,7 +53,7 @@ class BackgroundSaver:
     def heard(self) -> str:
         """What became of a save that has ended, told once: empty when it is good or still under way.
 
-        Raises RunFailed at the third failure in a row.
+        Raises RunFailed at the third failure in a row, once the first is 10 minutes ago.
         """
         if self._save is None or not self._save.done():
             return ""
@@ -60,10 +65,12 @@ class BackgroundSaver:
         return ""
 
     def failed(self, step: int, error: BaseException) -> str:
-        """Count one; the text for the run's owner. Raises RunFailed at the third in a row."""
+        """Count one; the text for the run's owner. Raises as `heard`."""
+        if self._failures == 0:
+            self._failing_since = time.monotonic()
         self._failures += 1
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        if self._failures >= FAILURES_MAX:
+        if self._failures >= FAILURES_MAX and time.monotonic() - self._failing_since >= FAILING_MAX_S:
             raise RunFailed(
                 f"{self._failures} checkpoints in a row could not be written; the last, of step {step}: {why}",
                 hint="see to the VM's disk and queue the stage again: it resumes from the last good one",

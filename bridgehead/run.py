@@ -148,7 +148,8 @@ class Run:
         `epoch`: how many are complete (from 1 at the end of the first). Ask at the end of each epoch, or with `step`
         (how many are done) after each step. While one is still being written the next one waits, and is due at the
         first step after that. Due at once while the file `save` lies in the run folder: the VM is near its end, and the
-        checkpoint that is then written removes the file. Raises RunFailed when the third in a row could not be written.
+        checkpoint that is then written removes the file. Raises RunFailed when three in a row, and none for
+        10 minutes, could be written.
         """
         self._hear_of_saving()
         if not self._cadence.due(epoch, step) and not self._save_asked:
@@ -214,8 +215,8 @@ class Run:
 
         `take()` is called here and now: it copies the state, before anything changes it. What it returns is called
         on another thread with an empty folder to write the copies into; hashing, fsync and the rename are done
-        there too. One that can't be written is said at a later step, and the next one is tried; the third in a row
-        raises RunFailed. The end of the script waits for the one in flight.
+        there too. One that can't be written is said at a later step, and the next one is tried; the third in a
+        row raises RunFailed, once the first is 10 minutes ago. The end of the script waits for the one in flight.
         """
         step = checkpoints.check_step(step)
         self._hear_of_saving()

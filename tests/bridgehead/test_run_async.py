@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bridgehead import checkpoints, files, names
+from bridgehead import async_save, checkpoints, files, names
 from bridgehead.errors import RunFailed, UsageError
 from bridgehead.records import RunRecord, StageSpec
 from bridgehead.run import Run
@@ -108,13 +108,23 @@ def test_a_failed_one_is_said_and_the_next_one_is_tried(run: Run) -> None:
     assert sorted(left) == ["step-00000030", "step-00000060"], "nothing of those that failed"
 
 
-def test_the_third_failure_in_a_row_ends_the_run_at_the_next_step(run: Run) -> None:
+def test_the_third_failure_in_a_row_ends_the_run_at_the_next_step(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(async_save, "FAILING_MAX_S", 0.0)
     for step in (10, 20):
         run.checkpoint_async(step, _fails)
         run.finish_saving()
     run.checkpoint_async(30, _fails)
     with pytest.raises(RunFailed, match="3 checkpoints in a row"):
         wait_until(lambda: run.checkpoint_due(0, 31), DEADLINE_S, what="the failure to be heard")
+
+
+def test_a_disk_that_is_full_for_a_minute_ends_no_run_however_many_fail_meanwhile(run: Run) -> None:
+    for step in range(10, 60, 10):
+        run.checkpoint_async(step, _fails)
+        run.finish_saving()
+    run.checkpoint_async(60, _works)
+    run.finish_saving()
+    assert run.saved_step == 60
 
 
 def test_one_that_waits_is_written_after_the_one_in_flight(run: Run) -> None:

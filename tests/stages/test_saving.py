@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from bridgehead import checkpoints, names, torch_state
+from bridgehead import async_save, checkpoints, names, torch_state
 from bridgehead.errors import RunFailed
 from bridgehead.run import STOPPED_EXIT_CODE, Run
 from stage_support import Workshop
@@ -154,6 +154,7 @@ def test_two_saves_that_fail_are_not_a_failed_run(
 @pytest.mark.parametrize("room", [10**12, 1])
 def test_three_in_a_row_are(workshop: Workshop, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
     monkeypatch.setattr(torch_state, "memory_available_bytes", lambda: room)
+    monkeypatch.setattr(async_save, "FAILING_MAX_S", 0.0)
     Disk(monkeypatch, full_for=3)
     run = _new(workshop, checkpoint_every_steps=7)
     with pytest.raises(RunFailed, match="3 checkpoints in a row"):
