@@ -13,7 +13,7 @@ from chaos.snapshot import Patch
 
 _STATE = "bridgehead/torch_state.py"
 _LOOP = "stages/training.py"
-_SLOTS = "vm_daemons/store_slots.py"
+_SLOTS = "vm_daemons/storage/store_slots.py"
 _RESTORE = "        part.load_state_dict(state)\n"
 _KILLED = (Strike("kill-stage-and-runner", When.STEP, 0.6),)
 _DAMAGED = (Strike("zeroed-block-local", When.STEP, 0.6),)

@@ -17,7 +17,7 @@ from bridgehead.records import AckRecord, Command, ExitRecord, Needs, StageSpec
 from support import wait_until
 from vm_daemons.capacity import Capacity
 from vm_daemons.command_daemon import CommandDaemon
-from vm_daemons.store import Store
+from vm_daemons.storage.store import Store
 from vm_run_support import exit_of, kill_tagged, python, vm_home
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")

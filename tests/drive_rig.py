@@ -7,9 +7,9 @@ from pathlib import Path
 
 from bridgehead.records import StoreSpec
 from doubles.drive_v3 import TOKEN, DriveServer
-from vm_daemons.drive_api import DriveApi
-from vm_daemons.drive_auth import DriveAuth
-from vm_daemons.drive_upload import GRAIN_BYTES, Uploader
+from vm_daemons.storage.drive_api import DriveApi
+from vm_daemons.storage.drive_auth import DriveAuth
+from vm_daemons.storage.drive_upload import GRAIN_BYTES, Uploader
 
 
 def token_file(folder: Path, token: str = TOKEN) -> Path:

@@ -17,7 +17,7 @@ import requests
 from moto.server import ThreadedMotoServer
 
 from bridgehead.records import StoreSpec
-from vm_daemons.s3_store import S3Store
+from vm_daemons.storage.s3_store import S3Store
 
 BUCKET = "checkpoints"
 KEYS = {"access_key_id": "AKIDTEST", "secret_access_key": "hidden-secret", "session_token": "hidden-token"}

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 from bridgehead import checkpoints, names
 from bridgehead.errors import StoreError
-from vm_daemons.folder_store import FolderStore
-from vm_daemons.objects import Room, Stored
+from vm_daemons.storage.folder_store import FolderStore
+from vm_daemons.storage.objects import Room, Stored
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from command_rig import Laptop, Rig
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_daemons.peers import signer
-from vm_daemons.store import Store
+from vm_daemons.storage.store import Store
 from vm_run_support import vm_home
 from vm_support import KEY
 

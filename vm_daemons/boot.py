@@ -16,10 +16,11 @@ from typing import Any
 from bridgehead import names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import cell, daemons, mounting, payload, store_choice, store_setup, stored_payload, takeover
+from vm_daemons import cell, daemons, mounting, payload, takeover
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
 from vm_daemons.peers import Peers
+from vm_daemons.storage import store_choice, store_setup, stored_payload
 
 BOOT_LOG = "boot.log"
 LAPTOP_FIRST_S = 5.0  # then the store is looked into

@@ -35,7 +35,7 @@ from bridgehead.errors import (
 )
 from bridgehead.records import AckRecord, Command, Heartbeat
 from vm_daemons.home import VmHome
-from vm_daemons.pace import Backoff as Backoff
+from vm_daemons.storage.pace import Backoff as Backoff
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 20.0

@@ -20,7 +20,7 @@ from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
-from vm_daemons import beats, payload, store_choice
+from vm_daemons import beats, payload
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
 from vm_daemons.client import BridgeClient
@@ -30,7 +30,8 @@ from vm_daemons.journal import Journal, Step
 from vm_daemons.peers import Peers, signer
 from vm_daemons.run_keeper import RunKeeper
 from vm_daemons.scheduler import InputState, Waiting, plan
-from vm_daemons.store import Store
+from vm_daemons.storage import store_choice
+from vm_daemons.storage.store import Store
 from vm_daemons.takeover import TakeOver
 from vm_daemons.task import Phase, Proof, Task
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import NotFoundError, VerificationError
 from bridgehead.records import Command, ExitRecord
-from vm_daemons import store_choice, uploads
+from vm_daemons import uploads
 from vm_daemons.home import VmHome
-from vm_daemons.store import Store
+from vm_daemons.storage import store_choice
+from vm_daemons.storage.store import Store
 
 ADOPTED = "adopted"  # in the VM's home: outputs on their way into a run folder
 _LIVES_MAX_BYTES = 1 << 20

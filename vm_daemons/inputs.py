@@ -12,7 +12,7 @@ from bridgehead.names import RunState
 from vm_daemons.home import VmHome
 from vm_daemons.run_folder import exit_record, fetched_input
 from vm_daemons.scheduler import InputState
-from vm_daemons.store import Store
+from vm_daemons.storage.store import Store
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from bridgehead.errors import PairingError, UsageError, VerificationError
 from bridgehead.queue_lines import Verb
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Entry, read_copy
-from vm_daemons.objects import ObjectStore
+from vm_daemons.storage.objects import ObjectStore
 
 _log = logging.getLogger(__name__)
 

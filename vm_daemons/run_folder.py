@@ -12,7 +12,7 @@ from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord, RunRecord
 from vm_daemons import inherit
 from vm_daemons.home import VmHome
-from vm_daemons.store import Store
+from vm_daemons.storage.store import Store
 
 INPUTS = "inputs"  # in the VM's home: outputs of runs that ended on another VM, fetched from the store
 _OF_AN_ATTEMPT = (

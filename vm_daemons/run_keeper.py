@@ -19,7 +19,7 @@ from vm_daemons import failure, launch, lifetime, run_folder
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_daemons.lifetime import Deadline
-from vm_daemons.store import Store
+from vm_daemons.storage.store import Store
 from vm_daemons.task import Phase, Task
 
 RETRY_S = 10.0  # between tries to bring something from the store

@@ -23,12 +23,13 @@ from typing import Any
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
-from vm_daemons import beats, daemons, lifetime, store_choice
+from vm_daemons import beats, daemons, lifetime
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.gauges import Gauges, age_s
 from vm_daemons.home import VmHome
 from vm_daemons.run_mirror import RunMirror
-from vm_daemons.store_state import Reader
+from vm_daemons.storage import store_choice
+from vm_daemons.storage.store_state import Reader
 
 SHIP_EVERY_S = 0.1  # between two looks at the logs of live runs: a few stat calls
 COMPOSE_EVERY_S = 0.25

@@ -20,15 +20,15 @@ from bridgehead import files, names
 from bridgehead.errors import BridgeheadError, StoreDenied, StoreGone
 from bridgehead.names import StoreKind
 from bridgehead.records import VmRules
-from vm_daemons import publish, store_choice
-from vm_daemons.confirm import Confirmer, SecondLook
 from vm_daemons.home import VmHome
-from vm_daemons.objects import ObjectStore
-from vm_daemons.pace import Backoff, Bucket, PacedStore
-from vm_daemons.run_uploads import RunUploads
-from vm_daemons.store import Store
-from vm_daemons.store_progress import Stamp, stamp_of
-from vm_daemons.store_state import Health, Writer
+from vm_daemons.storage import publish, store_choice
+from vm_daemons.storage.confirm import Confirmer, SecondLook
+from vm_daemons.storage.objects import ObjectStore
+from vm_daemons.storage.pace import Backoff, Bucket, PacedStore
+from vm_daemons.storage.run_uploads import RunUploads
+from vm_daemons.storage.store import Store
+from vm_daemons.storage.store_progress import Stamp, stamp_of
+from vm_daemons.storage.store_state import Health, Writer
 
 STATE_EVERY_S = 0.5
 MIRROR_EVERY_S = 1.0

@@ -17,9 +17,10 @@ from bridgehead import files, names, signing
 from bridgehead.errors import BridgeheadError, TransferError, VerificationError
 from bridgehead.pairing import Pairing
 from bridgehead.records import StoreSpec, VmRules
-from vm_daemons import boot, daemons, payload, store_setup, stored_payload
+from vm_daemons import boot, daemons, payload
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
+from vm_daemons.storage import store_setup, stored_payload
 
 DEAD = "http://127.0.0.1:9"
 

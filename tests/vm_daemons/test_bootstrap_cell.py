@@ -19,9 +19,10 @@ import pytest
 from bridge_client import LiveBridge, live_bridge
 from bridgehead import names, processes
 from support import wait_until
-from vm_daemons import daemons, publish
-from vm_daemons.folder_store import FolderStore
+from vm_daemons import daemons
 from vm_daemons.home import VmHome
+from vm_daemons.storage import publish
+from vm_daemons.storage.folder_store import FolderStore
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/bootstrap.ipynb"
 TIMEOUT_S = 40.0

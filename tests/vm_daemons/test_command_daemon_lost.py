@@ -16,7 +16,7 @@ from command_rig import ENV, SLEEP, WAITS, Rig
 from support import wait_until
 from vm_daemons import bridge_link, run_keeper
 from vm_daemons.journal import Journal
-from vm_daemons.store import Store
+from vm_daemons.storage.store import Store
 from vm_run_support import is_gone, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 # --- lost to another VM ---------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import checkpoints, files, names
 from bridgehead.records import AckRecord, RunRecord, Status
 from support import wait_until
-from vm_daemons import daemons, run_mirror, status_daemon, store_state
+from vm_daemons import daemons, run_mirror, status_daemon
 from vm_daemons import uploader as uploader_module
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
-from vm_daemons.objects import ObjectStore
 from vm_daemons.status_daemon import StatusDaemon
+from vm_daemons.storage import store_state
+from vm_daemons.storage.objects import ObjectStore
 from vm_daemons.uploader import Uploader
 from vm_support import end_run, make_run, paired_home
 

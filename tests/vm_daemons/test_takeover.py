@@ -20,8 +20,8 @@ from vm_daemons import peers as peers_module
 from vm_daemons import takeover
 from vm_daemons.journal import Journal, Step
 from vm_daemons.peers import Peer, Peers
-from vm_daemons.store import Store
-from vm_daemons.store_choice import choose
+from vm_daemons.storage.store import Store
+from vm_daemons.storage.store_choice import choose
 from vm_run_support import log_of, python, wait_for_stage
 
 RESUMES = python(

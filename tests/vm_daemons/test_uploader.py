@@ -20,10 +20,11 @@ from bridgehead import files, names, signing
 from bridgehead.errors import StoreDenied, StoreFull, StoreGone
 from bridgehead.records import VmRules
 from support import wait_until
-from vm_daemons import levels, publish, store_slots, store_state, uploader
+from vm_daemons import uploader
 from vm_daemons.home import VmHome
-from vm_daemons.objects import ObjectStore, Stored
-from vm_daemons.store import Store
+from vm_daemons.storage import levels, publish, store_slots, store_state
+from vm_daemons.storage.objects import ObjectStore, Stored
+from vm_daemons.storage.store import Store
 from vm_daemons.uploader import Uploader
 from vm_run_support import run_folder, vm_home
 from vm_support import KEY, end_run
@@ -151,7 +152,7 @@ def test_without_credentials_nothing_is_confirmed_and_nobody_waits_for_it(
 def test_a_duplicate_name_or_other_bytes_at_the_far_end_confirm_nothing(
     home: VmHome, run_dir: Path, drive: Path
 ) -> None:
-    from vm_daemons.confirm import SecondLook
+    from vm_daemons.storage.confirm import SecondLook
 
     sent = Stored("key", 3, md5="m", sha256="s")
     there: list[Stored] = []

@@ -15,9 +15,10 @@ from doubles.drive_v3 import TOKEN, DriveServer
 from doubles.drivefs_mount import DriveFsMount, why_not
 from doubles.google_cloud import Cloud
 from support import wait_until
-from vm_daemons import levels, uploader
+from vm_daemons import uploader
 from vm_daemons.home import VmHome
-from vm_daemons.store import Store
+from vm_daemons.storage import levels
+from vm_daemons.storage.store import Store
 from vm_daemons.uploader import Uploader
 from vm_run_support import run_folder, vm_home
 

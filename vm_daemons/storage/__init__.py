@@ -1,0 +1,1 @@
+"""VM: the durable store, what it stands on, and how what is only here gets there."""

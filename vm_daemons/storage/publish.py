@@ -1,0 +1,147 @@
+"""What a VM leaves in the store for the one that comes after it, each as one function.
+
+    <project>/vms/<vm>/{beat.json, journal.jsonl}    what it does, and what it has promised
+    <project>/ship/<first 16 of its hash>.zip        the boot archive
+    <project>/payload/<hash>.{tar, json}             the project's files, and the laptop's signed list of them
+
+All raise StoreError, and OSError of the local disk.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names, paths, processes
+from bridgehead.errors import UsageError
+from vm_daemons.gauges import disk
+from vm_daemons.home import VmHome
+from vm_daemons.storage.objects import ObjectStore
+from vm_daemons.storage.store_choice import project_of
+
+PAYLOAD_MAX_BYTES = 2 * 2**30
+MANIFEST_MAX_BYTES = 64 * 2**20
+RUNS_MAX = 200  # named in a beat
+
+
+def beat(store: ObjectStore, home: VmHome, number: int) -> None:
+    """That this VM lives, and which runs it has. Readers look only at whether it changes."""
+    told = {
+        "v": names.RECORD_VERSION,
+        "vm_id": str(home.record()["vm_id"]),
+        "boot_id": processes.boot_id(),
+        "at": time.time(),
+        "number": number,
+        "runs": _runs(home),
+        "released": is_released(home),
+    }
+    store.put_bytes(f"{_vm_folder(home)}/{names.STORE_BEAT}", files.canonical_json(told))
+
+
+def journal(store: ObjectStore, home: VmHome) -> None:
+    """The whole journal, up to its last whole line."""
+    data = home.journal.read_bytes()
+    store.put_bytes(f"{_vm_folder(home)}/{names.VM_JOURNAL}", data[: data.rfind(b"\n") + 1])
+
+
+def ship(store: ObjectStore, home: VmHome) -> bool:
+    """The boot archive, when this VM has kept it; True when it is in the store."""
+    name = f"{str(home.record().get('ship_sha256') or '')[:16]}.zip"
+    archive = home.root / names.VM_SHIP / name
+    found = files.plain_stat(archive)
+    if found is None:
+        return False
+    key = f"{project_of(home)}/{names.STORE_SHIP}/{name}"
+    if not any(there.size == found.st_size for there in store.find(key)):
+        store.put(key, archive)
+    return True
+
+
+def payload(store: ObjectStore, home: VmHome) -> str:
+    """The payload folder as the laptop's signed list names it. Why it can't be published, "" once it is there."""
+    document = files.read_json(home.state / names.PAYLOAD_MANIFEST)
+    body = document.get("body") if isinstance(document, dict) else None
+    digest = str(home.record().get("payload_sha256") or "")
+    if not isinstance(body, dict) or not digest or body.get("payload_sha256") != digest:
+        return "the laptop's list of the payload is not on this VM"
+    key = f"{project_of(home)}/{names.STORE_PAYLOAD}/{digest}"
+    data = files.canonical_json(document)
+    there = store.read(f"{key}.json", MANIFEST_MAX_BYTES)
+    if there is not None:  # and so is the archive; but it may have been signed for another Bridgehead or pairing
+        if there != data:
+            store.put_bytes(f"{key}.json", data)
+        return ""
+    entries = [entry for entry in body.get("files", []) if isinstance(entry, dict)]
+    why = _too_big(home, entries)
+    if why:
+        return why
+    temp = home.state / f"{files.TEMP_PREFIX}{names.STORE_PAYLOAD}.tar"
+    try:
+        why = _pack(temp, home.payload, entries)
+        if why:
+            return why
+        store.put(f"{key}.tar", temp)
+        store.put_bytes(f"{key}.json", data)  # last: it says that the rest is there
+    finally:
+        temp.unlink(missing_ok=True)
+    return ""
+
+
+def is_released(home: VmHome) -> bool:
+    """Whether the cell has given this VM back."""
+    told = files.read_json(home.state / names.VM_LIFETIME)
+    return isinstance(told, dict) and bool(told.get("released"))
+
+
+# --- inside ------------------------------------------------------------------------------------------
+
+
+def _vm_folder(home: VmHome) -> str:
+    return f"{project_of(home)}/{names.STORE_VMS}/{home.record()['vm_id']}"
+
+
+def _runs(home: VmHome) -> list[dict[str, Any]]:
+    """Runs that have not fully left this VM, newest first."""
+    found = []
+    for folder in home.runs.iterdir():
+        record, status = (files.read_json(folder / name) for name in (names.RUN_RECORD, names.STATUS))
+        if not isinstance(record, dict) or _has_left(folder, record.get("attempt")):
+            continue
+        state = status.get("state") if isinstance(status, dict) else None
+        told = {"run_id": folder.name, "attempt": record.get("attempt"), "state": state or names.RunState.STARTING}
+        found.append((float(record.get("created") or 0.0), told))
+    found.sort(key=lambda item: item[0], reverse=True)
+    return [told for _, told in found[:RUNS_MAX]]
+
+
+def _has_left(run_dir: Path, attempt: object) -> bool:
+    mirrored = files.read_json(run_dir / names.MIRRORED)
+    return isinstance(mirrored, dict) and mirrored.get("attempt") == attempt
+
+
+def _too_big(home: VmHome, entries: list[dict[str, Any]]) -> str:
+    size_bytes = sum(int(entry.get("size") or 0) for entry in entries)
+    if size_bytes > PAYLOAD_MAX_BYTES:
+        return f"the payload has {size_bytes / 2**30:.1f} GiB, over 2 GiB: a new VM needs the laptop for it"
+    if size_bytes * 1.1 > disk(home.root)[1]:
+        return "this VM's disk has no room to pack the payload"
+    return ""
+
+
+def _pack(target: Path, root: Path, entries: list[dict[str, Any]]) -> str:
+    """The listed files with the listed bytes; "" or why not: a run may have changed one of them."""
+    with tarfile.open(target, "w", format=tarfile.PAX_FORMAT) as archive:
+        for entry in sorted(entries, key=lambda item: str(item.get("path"))):
+            try:
+                path = paths.inside(root, str(entry.get("path")))
+                if files.sha256_file(path) != entry.get("sha256"):
+                    return f"{entry.get('path')} of the payload was changed on this VM"
+                with path.open("rb") as handle:
+                    told = tarfile.TarInfo(str(entry["path"]))
+                    told.size, told.mode = path.stat().st_size, int(entry.get("mode") or 0o644) & 0o777
+                    archive.addfile(told, handle)
+            except (UsageError, FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return f"{entry.get('path')} of the payload is not on this VM any more"
+    return ""
