@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoints, daemons, latency, runner, transfer
+from bench import checkpoints, daemons, latency, recovery, runner, store_cost, transfer
 from bench.project import bench_project
 
 Row = dict[str, Any]
@@ -19,13 +19,14 @@ IN_PROJECT: dict[str, Callable[..., Iterator[Row]]] = {
     "log": latency.log_line_to_laptop,
     "boot": daemons.boot,
     "idle": daemons.idle,
+    "recovery": recovery.after_a_vms_death,
 }
 
 
 def main(argv: list[str] | None = None) -> int:
     """Exit 0 when every number holds its goal, 1 when one does not, with the rows on stdout either way."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    parser.add_argument("--only", nargs="*", default=[*IN_PROJECT, "runner", "checkpoints", "transfer"])
+    parser.add_argument("--only", nargs="*", default=[*IN_PROJECT, "runner", "checkpoints", "store", "transfer"])
     parser.add_argument("--mib", type=int, default=1024, help="size of the transferred file")
     args = parser.parse_args(argv)
     held = True
@@ -45,6 +46,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from runner.speed()
     if "checkpoints" in args.only:
         yield from checkpoints.costs()
+    if "store" in args.only:
+        yield from store_cost.costs()
     if "transfer" in args.only:
         if shutil.which("nginx") is None and not Path("/usr/sbin/nginx").exists():
             print("transfer: nginx is not here; on Debian: apt-get install nginx-light", file=sys.stderr)

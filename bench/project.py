@@ -33,6 +33,13 @@ cpus = 0.1
 [stages.lines]
 command = "python lines.py"
 cpus = 0.1
+
+[stages.steps]
+command = "python steps.py"
+cpus = 0.3
+
+[stages.steps.config]
+marks = {marks}
 """
 _STAMP = "date +%s.%N >> {stamps}\n"
 _LINES = """\
@@ -41,12 +48,43 @@ for number in range(200):
     print(f"{number} {time.time():.6f}", flush=True)
     time.sleep(0.05)
 """
+# With AdamW's two moments 12 MiB.
+BUILD = """\
+import torch
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)])
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+# Each process marks its steps in a file of its own, outside of the VM.
+_STEPS = """\
+import os, pathlib, time
+import bridgehead
+from bridgehead import torch_state
+run = bridgehead.current_run()
+parts = {"model": model, "optimizer": optimizer}
+saved = run.latest_checkpoint()
+step = torch_state.load(saved, parts) if saved else 0
+marks = pathlib.Path(run.config["marks"], f"{time.time():.6f}-{os.getpid()}").open("w", buffering=1)
+while not run.should_stop:
+    optimizer.zero_grad()
+    model(torch.ones(1, 512)).square().sum().backward()
+    optimizer.step()
+    step += 1
+    marks.write(f"{step} {time.time():.6f}\\n")
+    if step % 50 == 0:
+        with run.checkpoint(step) as folder:
+            torch_state.save(folder, parts, position=step)
+        run.progress(step=step)
+    time.sleep(0.02)
+run.exit_stopped()
+"""
 
 
 @dataclass(frozen=True)
 class BenchProject:
     root: Path
     stamps: Path  # one time per started `stamp` stage
+    marks: Path  # a folder: one file per process of a `steps` stage, one line per step
 
     def command(self, *args: str) -> dict[str, Any]:
         """Run a public command with --json and return its data."""
@@ -76,12 +114,14 @@ class BenchProject:
 def bench_project() -> Iterator[BenchProject]:
     """Bridge and VM up; both gone afterwards, whatever happens in between."""
     root = Path(tempfile.mkdtemp(prefix="bridgehead-bench-"))
-    project = BenchProject(root, root / "stamps")
+    project = BenchProject(root, root / "stamps", root / "marks")
     try:
         project.command("init", str(root))
-        (root / names.PROJECT_FILE).write_text(_TOML)
+        project.marks.mkdir()
+        (root / names.PROJECT_FILE).write_text(_TOML.format(marks=json.dumps(str(project.marks))))
         (root / "stamp.sh").write_text(_STAMP.format(stamps=project.stamps))
         (root / "lines.py").write_text(_LINES)
+        (root / "steps.py").write_text(BUILD + _STEPS)
         project.command("up", "--runtime", "local", "--tunnel", "none", "--port", "0")
         yield project
     finally:
