@@ -9,6 +9,7 @@ No loader of torch, safetensors or onnxruntime notices a flipped or zeroed block
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import operator
 import os
@@ -192,6 +193,23 @@ def quarantined(root: Path) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
+@contextlib.contextmanager
+def pinned(folder: Path, pins: Path) -> Iterator[Path]:
+    """Second names (hard links, below `pins`) for a checkpoint's files, so that retention can't take it from a reader.
+
+    One at a time: what an earlier reader left in `pins` goes. Where the disk knows no links it is the folder itself.
+    Raises FileNotFoundError when the checkpoint went away meanwhile, and OSError.
+    """
+    shutil.rmtree(pins, ignore_errors=True)
+    pin = pins / folder.name
+    try:
+        pin.mkdir(parents=True)
+        linked = _link_all(folder, pin)
+        yield pin if linked else folder
+    finally:
+        shutil.rmtree(pins, ignore_errors=True)
+
+
 def retain(root: Path, keep: int) -> list[str]:
     """Remove all but the newest `keep` (at least 2) checkpoint folders, and old quarantined ones.
 
@@ -209,6 +227,23 @@ def sweep(root: Path) -> None:
     """Remove staging folders that a killed writer left."""
     for folder in root.glob(f"{files.TEMP_PREFIX}*"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _link_all(folder: Path, pin: Path) -> bool:
+    """The manifest first: a removal begins with it, so what has it was whole. False where there are no hard links."""
+    found = sorted(path for path in folder.rglob("*") if not path.is_dir())
+    for path in sorted(found, key=lambda path: path != folder / names.CHECKPOINT_MANIFEST):
+        target = pin / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, target, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+                return False
+            raise
+    if not (pin / names.CHECKPOINT_MANIFEST).exists():
+        raise FileNotFoundError(errno.ENOENT, "the checkpoint went away", str(folder))
+    return True
 
 
 def _folders(root: Path) -> list[Path]:

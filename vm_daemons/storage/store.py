@@ -267,7 +267,9 @@ class Store:
             if known.mounted is not None and checkpoints.step_of(folder) == known.mounted.step:
                 return False
             try:
-                self._write(objects, target, known, folder, record, run_dir)
+                # A slow store takes longer than the stage keeps a checkpoint: what has begun must be able to end.
+                with checkpoints.pinned(folder, run_dir / names.UPLOADING) as pin:
+                    self._write(objects, target, known, pin, record, run_dir)
             except LocalDamage as error:
                 if not (folder / names.CHECKPOINT_MANIFEST).exists():
                     return False  # the stage's own retention removed it meanwhile; the next call sees a newer one
@@ -275,9 +277,9 @@ class Store:
                 known.note_damaged(folder)  # an older one may be whole
                 continue
             except FileNotFoundError:
-                if folder.exists():
+                if (folder / names.CHECKPOINT_MANIFEST).exists():
                     raise
-                return False
+                return False  # likewise; a removal begins with the manifest
             return True
         return False
 

@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from store_support import Faulty
 
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import StoreDenied, StoreFull, StoreGone, SupersededError, VerificationError
@@ -509,3 +510,65 @@ def test_a_store_that_was_away_gets_what_it_missed(home: VmHome, run_dir: Path, 
     assert store.mirrored(run_dir)
     assert steps(drive)[0] == 20
     assert files.read_json(stored(drive) / names.RESULTS) == {"step": 20}
+
+
+def test_a_copy_that_takes_longer_than_a_checkpoint_is_kept_ends_all_the_same(
+    home: VmHome, run_dir: Path, drive: Path, tmp_path: Path
+) -> None:
+    slow = Faulty(drive)
+    store = Store(home, choose=lambda: slow)
+    save(run_dir, 10)
+
+    def retire(method: str, key: str) -> None:
+        if method == "put" and "step-" in key and not (run_dir / names.CHECKPOINTS / "step-00000040").exists():
+            for step in (20, 30, 40):
+                save(run_dir, step)
+            checkpoints.retain(run_dir / names.CHECKPOINTS, 2)
+
+    slow.before = retire
+    store.mirror(run_dir)
+    assert not (run_dir / names.CHECKPOINTS / "step-00000010").exists()
+    assert [slot.step for slot in slots(drive) if slot.commit] == [10]
+    assert not (run_dir / names.UPLOADING).exists()
+    store.mirror(run_dir)
+    assert [slot.step for slot in slots(drive) if slot.commit] == [40, 10], "then the newest, not what lies between"
+    other, other_dir = next_vm(tmp_path, drive)
+    restored = Store(other).restore(RUN, other_dir)
+    assert restored is not None and restored.step == 40
+
+
+def test_what_a_killed_uploader_held_goes_with_the_next_copy(home: VmHome, run_dir: Path, drive: Path) -> None:
+    save(run_dir, 10)
+    held = run_dir / names.UPLOADING / "step-00000005"
+    held.mkdir(parents=True)
+    (held / "state.pt").write_bytes(b"old")
+    Store(home).mirror(run_dir)
+    assert not (run_dir / names.UPLOADING).exists()
+    assert [slot.step for slot in slots(drive) if slot.commit] == [10]
+
+
+def test_a_checkpoint_that_goes_while_it_is_looked_at_is_no_trouble(
+    home: VmHome, run_dir: Path, drive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run_dir, 10)
+    link = os.link
+
+    def vanish(source: Path, target: Path, **given: bool) -> None:
+        link(source, target, **given)
+        shutil.rmtree(run_dir / names.CHECKPOINTS / "step-00000010", ignore_errors=True)
+
+    monkeypatch.setattr(os, "link", vanish)
+    assert Store(home).mirror(run_dir) is None
+    assert all(slot.commit is None for slot in slots(drive))
+
+
+def test_where_the_disk_has_no_hard_links_the_checkpoint_itself_is_copied(
+    home: VmHome, run_dir: Path, drive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    save(run_dir, 10)
+    Store(home).mirror(run_dir)
+    assert [slot.step for slot in slots(drive) if slot.commit] == [10]
