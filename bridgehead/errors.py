@@ -23,7 +23,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+LINE_MAX: Final = 500  # characters of an error that travels into a status, a heartbeat or an exit record
 
 
 class BridgeheadError(Exception):
@@ -37,6 +39,14 @@ class BridgeheadError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def in_one_line(self, limit: int = LINE_MAX) -> str:
+        """Message and hint, of `limit` characters at most. A long message is cut before the hint is: that helps."""
+        message, hint = " ".join(self.message.split()), " ".join(self.hint.split())
+        room = max(limit // 3, limit - len(hint) - 3 if hint else limit)
+        if len(message) > room:
+            message = message[: room - 1] + "…"
+        return (f"{message} → {hint}" if hint else message)[:limit]
 
     def to_json(self) -> dict[str, object]:
         """The `error` member of a `--json` answer."""

@@ -39,11 +39,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from bridgehead import checkpoints, files, identity, image, names, paths
+from bridgehead import checkpoints, files, identity, image, names, paths, uncaught
 from bridgehead.async_save import BackgroundSaver
 from bridgehead.cadence import Cadence
 from bridgehead.checkpoints import Checkpoint, CheckpointRefused, PassedOver
-from bridgehead.errors import NotFoundError, RunFailed, UsageError
+from bridgehead.errors import BridgeheadError, NotFoundError, RunFailed, UsageError
 from bridgehead.identity import Identity
 from bridgehead.records import RunRecord, StageSpec
 
@@ -315,6 +315,12 @@ class Run:
         except RunFailed as error:
             self.message(error.message)
 
+    def on_uncaught(self, error: BridgeheadError) -> None:
+        """The script ends with it: one line instead of a traceback, the last thing that this attempt says."""
+        with contextlib.suppress(RunFailed):  # about a save: what ends the script is the reason, and that is said
+            self.finish_saving()
+        self.message(error.in_one_line())
+
     def _report_passed_over(self, passed: list[PassedOver], found_step: int) -> None:
         lower = [bad.step for bad in passed[1:]] + [found_step]
         for bad, next_step in zip(passed, lower, strict=False):
@@ -390,11 +396,16 @@ _current: Run | None = None
 
 
 def current_run() -> Run:
-    """The run that this process is. The first call takes over SIGTERM, which then means: save and leave."""
+    """The run that this process is. The first call takes over SIGTERM, which then means: save and leave.
+
+    From then on an error of ours that the script does not catch, such as a refused checkpoint, is one line and not a
+    traceback, and in a stage it ends with the error's own exit code.
+    """
     global _current
     if _current is None:
         _current = _open_run()
         atexit.register(_current._at_exit)
+        uncaught.install(_current.on_uncaught, leaves=names.ENV_RUN_DIR in os.environ)
         with contextlib.suppress(ValueError):  # not in the main thread: the stop file still works
             signal.signal(signal.SIGTERM, _current.on_stop_signal)
     return _current
