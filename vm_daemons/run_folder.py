@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 from bridgehead import checkpoints, files, image, names
 from bridgehead.errors import UsageError, VerificationError
@@ -160,7 +161,11 @@ def _restore(home: VmHome, store: Store, command: Command) -> None:
 def _passed_over(run_dir: Path) -> list[str]:
     report = files.read_json(run_dir / names.RESTORED)
     bad = report.get("passed_over", []) if isinstance(report, dict) else []
-    return [f"the checkpoint in {item['name']}{_of_step(item['step'])}: {item['why']}" for item in bad]
+    return [f"the checkpoint in {item['name']}{_of_step(item['step'])}: {item['why']}{_cost(item)}" for item in bad]
+
+
+def _cost(item: dict[str, Any]) -> str:
+    return f"; that costs {item['steps_lost']} steps" if item.get("steps_lost") else ""
 
 
 def _of_step(step: object) -> str:

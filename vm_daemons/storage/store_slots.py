@@ -212,8 +212,8 @@ def restore_newest(
 ) -> tuple[Slot | None, list[PassedOver], int]:
     """Try the commits newest first. Returns the restored slot, those passed over, and how many commits there were."""
     slots = [slot for slot in read_slots(store, root) if slot.commit is not None or slot.why]
-    # Which step a damaged commit stood for nobody can tell, so it is named whatever else is found.
-    passed = [PassedOver(slot.name, -1, slot.why) for slot in slots if slot.commit is None]
+    # A damaged commit says nothing of its step, so it is named whatever else is found, with what its files' names say.
+    passed = [PassedOver(slot.name, _step_by_names(store, slot), slot.why) for slot in slots if slot.commit is None]
     for slot in slots:
         if slot.step <= newer_than:
             break
@@ -338,6 +338,12 @@ def parse(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError):
         return None
+
+
+def _step_by_names(store: ObjectStore, slot: Slot) -> int:
+    """The highest step that the names of a slot's files tell; -1 when none does."""
+    steps = [int(name.split("-")[1]) for name in store.list(slot.key) if _STORED.match(name) and "/" not in name]
+    return max(steps, default=-1)
 
 
 def _empty(store: ObjectStore, key: str) -> None:

@@ -572,3 +572,20 @@ def test_where_the_disk_has_no_hard_links_the_checkpoint_itself_is_copied(
     save(run_dir, 10)
     Store(home).mirror(run_dir)
     assert [slot.step for slot in slots(drive) if slot.commit] == [10]
+
+
+def test_a_commit_that_was_cut_costs_the_steps_that_its_files_names_tell(
+    home: VmHome, run_dir: Path, drive: Path, tmp_path: Path
+) -> None:
+    store = Store(home)
+    for step in (10, 20):
+        save(run_dir, step)
+        store.mirror(run_dir)
+    cut = next(slot for slot in slots(drive) if slot.step == 20)
+    commit = drive / cut.key / names.SLOT_COMMIT
+    commit.write_bytes(commit.read_bytes()[:60])
+    other, other_dir = next_vm(tmp_path, drive)
+    restored = Store(other).restore(RUN, other_dir)
+    assert restored is not None and restored.step == 10
+    passed = files.read_json(other_dir / names.RESTORED)["passed_over"]
+    assert [(item["name"], item["step"], item["steps_lost"]) for item in passed] == [(cut.name, 20, 10)]
