@@ -28,7 +28,7 @@ from bridgehead.errors import TransferError, UsageError
 
 METHODS = ("PUT", "POST", "HEAD", "PATCH", "DELETE")
 PARTIAL = "application/partial-upload"
-RESERVE_BYTES = 64 * 2**20  # what an upload never takes of the disk
+RESERVE_BYTES = names.LAPTOP_RESERVE_BYTES
 _GENERATION = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}\Z")
 _COMPLETE = {"?0": False, "?1": True}
 

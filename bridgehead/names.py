@@ -129,6 +129,7 @@ HEADER_LENGTH: Final = "Upload-Length"
 HEADER_LIMIT: Final = "Upload-Limit"
 HEADER_GENERATION: Final = "Bridgehead-Generation"
 
+LAPTOP_RESERVE_BYTES: Final = 64 * 2**20  # what the bridge never takes of the laptop's disk
 PUT_MAX_BYTES: Final = 64 * 2**20
 PART_MAX_BYTES: Final = 32 * 2**20  # a free tunnel refuses bodies over 100 MB
 DEFAULT_PORT: Final = 8766

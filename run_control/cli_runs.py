@@ -56,6 +56,7 @@ def status(
 ) -> int:
     """VMs and runs: state, progress, and how far the newest checkpoint has climbed."""
     from run_control import bridge_control, views
+    from run_control.alarms import alarms
     from run_control.wait import outcome
 
     found = project_of(context, project)
@@ -69,8 +70,11 @@ def status(
     live = bridge_control.find(found)
     runs, vms = views.runs(found), views.vms(found)
     bridge = {"pid": live.pid, "port": live.port, "url": live.url, "tunnel": live.tunnel} if live else None
+    trouble = alarms(found)
 
     def show() -> None:
+        for line in trouble:
+            note(line)
         if vms:
             table(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])
             say()
@@ -81,7 +85,7 @@ def status(
             note(f"{bridge_control.record_lost(found, live)}. next: {bridge_control.RESTART}")
 
     data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
-    return emit(data, as_json=json, show=show)
+    return emit({**data, "alarms": trouble}, as_json=json, show=show)
 
 
 def run(

@@ -40,7 +40,9 @@ def examine(folder: Path | None) -> list[Check]:
     return [
         _check_python(),
         *about_project,
-        _check_disk(root),
+        _check_disk(
+            root / names.IN_FOLDER if (root / names.IN_FOLDER).is_dir() else root
+        ),  # it may be a disk of its own
         _check_tool("cloudflared", "bridgehead up --tunnel cloudflared needs it; --tunnel none does not"),
         _check_local_runtime(),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -150,3 +151,14 @@ def test_outside_a_project_each_command_says_how_to_make_one(
 ) -> None:
     assert cli.main(["-C", str(tmp_path), *words.split()]) == 2
     assert "bridgehead init" in capsys.readouterr().err
+
+
+def test_a_laptop_without_room_is_said_in_status(
+    bridgehead: Call, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seeded.project.inbox.mkdir(exist_ok=True)
+    assert bridgehead("status", "--json", project=seeded.project).data["alarms"] == []
+    usage = shutil.disk_usage(seeded.project.root)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1 << 20))
+    assert "1 MiB free: nothing arrives" in bridgehead("status", project=seeded.project).err
+    assert len(bridgehead("status", "--json", project=seeded.project).data["alarms"]) == 1

@@ -1,0 +1,22 @@
+"""What a person should see to, as far as the laptop knows it by itself."""
+
+from __future__ import annotations
+
+import shutil
+
+from bridgehead import names
+from run_control.project import Project
+
+
+def alarms(project: Project) -> list[str]:
+    """One line for each, with what to do; empty when all is well."""
+    try:
+        free_bytes = shutil.disk_usage(project.inbox).free
+    except OSError:  # no in/ yet: nothing has arrived
+        return []
+    if free_bytes >= names.LAPTOP_RESERVE_BYTES:
+        return []
+    return [
+        f"the disk that holds {names.IN_FOLDER}/ has {free_bytes / 2**20:.0f} MiB free: nothing arrives until there are"
+        f" {names.LAPTOP_RESERVE_BYTES >> 20} MiB; runs go on and nothing is lost. next: make room"
+    ]
