@@ -24,8 +24,9 @@ _SHELL_SAW_SIGKILL = 128 + signal.SIGKILL  # how a shell tells of its child's en
 _SAID_BY_CODE = {
     names.GATE_FAILED_EXIT_CODE: (FailureClass.GATE, "the gate did not pass"),
     names.NAN_LOSS_EXIT_CODE: (FailureClass.NAN_LOSS, "the loss was no number any more"),
-    names.CHECKPOINT_EXIT_CODE: (FailureClass.CHECKPOINT, "it refuses the checkpoint it found; its log says why"),
+    names.CHECKPOINT_EXIT_CODE: (FailureClass.CHECKPOINT, "it refuses the checkpoint it found"),
 }
+_ASKED_WHY = frozenset({names.NAN_LOSS_EXIT_CODE, names.CHECKPOINT_EXIT_CODE})  # whose last words say what differs
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,11 @@ class OomCount:
         return f"{'an' if self.rose else 'no'} out-of-memory kill was counted{peak}"
 
 
-def judge(code: int, *, stop_asked: bool, oom: OomCount, peak_bytes: int = 0) -> Ending:
-    """`code` is as subprocess has it: negative for a signal. `peak_bytes`: most memory of the stage's own process."""
+def judge(code: int, *, stop_asked: bool, oom: OomCount, peak_bytes: int = 0, said: str = "") -> Ending:
+    """`code` is as subprocess has it: negative for a signal. `peak_bytes`: most memory of the stage's own process.
+
+    `said`: its last words, for the codes by which a stage says why it failed.
+    """
     how = f"ended by {signal_name(code)}" if code < 0 else f"exit code {code}{_SHELL_HINTS.get(code, '')}"
     if code == 0:
         return Ending(RunState.DONE)
@@ -73,6 +77,8 @@ def judge(code: int, *, stop_asked: bool, oom: OomCount, peak_bytes: int = 0) ->
         message = f"{how}, which nobody here sent; {oom.text(peak_bytes)}"
         return Ending(RunState.FAILED, FailureClass.KILLED, message, retry=True)
     failure, message = _SAID_BY_CODE.get(code, (FailureClass.USER_ERROR, how))
+    if code in _ASKED_WHY:
+        message += f": {said}" if said else "; its log says why"
     if oom.rose:  # perhaps one of its workers, perhaps another run's: named, and the class stays what is certain
         message += "; meanwhile the kernel ended a process of this machine for lack of memory"
     return Ending(RunState.FAILED, failure, message)

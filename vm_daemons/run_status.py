@@ -61,6 +61,14 @@ def read_exit(run_dir: Path) -> ExitRecord | None:
         return None
 
 
+def last_words(run_dir: Path, attempt: int) -> str:
+    """The newest message of this attempt in the tail of progress.jsonl, bounded; "" when there is none."""
+    try:
+        return _read_events(run_dir / names.PROGRESS, attempt).message
+    except OSError:
+        return ""
+
+
 @dataclass
 class _Events:
     """What the tail of progress.jsonl says of this attempt."""

@@ -25,7 +25,7 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from vm_daemons import failure, launch, lifetime, outputs
+from vm_daemons import failure, launch, lifetime, outputs, run_status
 from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
@@ -113,7 +113,16 @@ class Runner:
         elif not (ending := failure.judge_unseen(process)).retry:
             self._end(ending, leftovers=leftovers)
         else:
-            self._say("--- the stage ended unseen; the attempt is started again")
+            # Results and a last step are no proof that it ended well: a gate writes results.json and then fails by its
+            # exit code, and a script may fail in what comes after. To start it again costs little, since it resumes
+            # at its newest checkpoint; to call a failed run done would let the next stage go on with what it made.
+            wrote = files.plain_stat(self._dir / names.RESULTS)
+            fresh = wrote is not None and wrote.st_mtime >= self._started
+            seen = f"; {names.RESULTS} is there, which is no proof that it ended well" if fresh else ""
+            self._say(
+                "--- the stage ended while its runner was not its parent, so nobody knows its exit code"
+                f"{seen}: the attempt is started again and resumes at its newest checkpoint"
+            )
             with contextlib.suppress(OSError):  # it may have ended well, so the daemon counts no death
                 (self._dir / names.PROCESS).unlink()
 
@@ -222,7 +231,8 @@ class Runner:
     def _write_exit(self, code: int, peak_bytes: int, leftovers: list[str]) -> None:
         """`code` is as subprocess has it: negative for a signal."""
         oom = failure.OomCount(self._oom_kills, failure.oom_kills())
-        ending = failure.judge(code, stop_asked=self._stop_asked(), oom=oom, peak_bytes=peak_bytes)
+        said = run_status.last_words(self._dir, self._record.attempt)
+        ending = failure.judge(code, stop_asked=self._stop_asked(), oom=oom, peak_bytes=peak_bytes, said=said)
         if ending.state is RunState.STOPPED and self._handed_over():
             return
         used, budget = len(failure.deaths(self._dir, self._record.attempt)), self._budget()

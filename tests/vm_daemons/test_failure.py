@@ -61,6 +61,16 @@ def test_the_message_says_what_is_known_of_the_memory_and_no_more() -> None:
     assert "is not known" in told[UNKNOWN]
 
 
+@pytest.mark.parametrize("code", [names.NAN_LOSS_EXIT_CODE, names.CHECKPOINT_EXIT_CODE])
+def test_the_stages_last_words_are_in_the_message_of_an_end_that_it_explains(code: int) -> None:
+    ended = {said: failure.judge(code, stop_asked=False, oom=NONE_COUNTED, said=said).message for said in ("", "lr: 1")}
+    assert ended["lr: 1"].endswith(": lr: 1") and ended[""].endswith("; its log says why")
+
+
+def test_the_last_words_of_an_end_that_it_does_not_explain_are_its_own_affair() -> None:
+    assert failure.judge(1, stop_asked=False, oom=NONE_COUNTED, said="epoch 3").message == "exit code 1"
+
+
 def test_a_worker_that_ran_out_of_memory_is_named_beside_the_stages_own_error() -> None:
     ending = failure.judge(1, stop_asked=False, oom=ONE_COUNTED)
     assert ending.failure == FailureClass.USER_ERROR and "lack of memory" in ending.message

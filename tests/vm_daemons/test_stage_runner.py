@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ import pytest
 from bridgehead import files, names, processes
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import RunRecord
+from bridgehead.run import Run
 from support import wait_until
 from vm_daemons import failure, launch, lifetime
 from vm_daemons.home import VmHome
@@ -72,6 +74,17 @@ def test_a_stage_that_exits_3_is_a_user_error(home: VmHome) -> None:
 def test_a_gate_that_does_not_pass_is_no_user_error(home: VmHome) -> None:
     ended = run_to_the_end(home, run_folder(home, python(f"raise SystemExit({names.GATE_FAILED_EXIT_CODE})")))
     assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.GATE)
+
+
+def test_a_checkpoint_that_is_refused_is_explained_by_the_stages_own_last_words(home: VmHome) -> None:
+    run_dir = run_folder(home, python("import bridgehead; bridgehead.current_run().latest_checkpoint()"))
+    record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+    other = dataclasses.replace(record, spec=dataclasses.replace(record.spec, config={"lr": 1}))
+    with Run(run_dir, other).checkpoint(3) as folder:
+        (folder / "w").write_bytes(b"w")
+    ended = run_to_the_end(home, run_dir)
+    assert (ended.exit_code, ended.failure_class) == (names.CHECKPOINT_EXIT_CODE, FailureClass.CHECKPOINT)
+    assert "lr" in ended.message and "--allow-config" in ended.message
 
 
 def test_a_stage_that_dies_of_sigkill_names_the_signal_and_its_memory(home: VmHome) -> None:
@@ -438,6 +451,24 @@ def test_an_adopted_run_that_ends_unseen_gets_no_exit_record(home: VmHome) -> No
             second.wait(10)
     assert not (run_dir / names.EXIT).exists()
     assert launch.process_record(run_dir) is None, "the daemon would count it as a death"
+
+
+def test_an_adopted_run_that_ends_with_results_is_not_called_done_and_the_log_says_why(home: VmHome) -> None:
+    """A gate that does not pass writes results too: only its exit code tells."""
+    waits = "import bridgehead, time; run = bridgehead.current_run(); print('up', flush=True)\n"
+    waits += "while not (run.folder / 'go-on').exists(): time.sleep(0.02)\n"
+    ends = f"run.results({{'verdict': 'fail'}}); raise SystemExit({names.GATE_FAILED_EXIT_CODE})"
+    run_dir = run_folder(home, python(waits + ends))
+    with runner(home, run_dir) as first:
+        wait_for_log(run_dir, "up")
+        first.kill()
+        first.wait(10)
+        with runner(home, run_dir, adopt=True) as second:
+            wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
+            (run_dir / "go-on").touch()
+            second.wait(10)
+    assert not (run_dir / names.EXIT).exists()
+    assert "nobody knows its exit code; results.json is there, which is no proof" in log_of(run_dir)
 
 
 def test_an_adopted_shell_command_has_an_unknown_outcome(home: VmHome) -> None:
