@@ -92,7 +92,10 @@ class Bridge:
     def pairing(self, url: str) -> Pairing:
         """What goes into the pairing code of a VM that reaches this bridge at `url`."""
         key_id, key = self.keys.current()
-        return Pairing(url=url, key_id=key_id, key=key, boot_sha256=self.boot_sha256)
+        store = ""
+        with contextlib.suppress(ProjectError):  # a code without it is good while the laptop is on
+            store = self.settings.load_project().store.folder
+        return Pairing(url=url, key_id=key_id, key=key, boot_sha256=self.boot_sha256, store=store)
 
     async def _sweep_lost(self) -> None:
         """Once a second, find VMs that fell silent, so that their runs are offered to the next one."""

@@ -17,22 +17,29 @@ _HINT = "copy the whole code again: bridgehead notebook"
 
 @dataclass(frozen=True)
 class Pairing:
-    """Where the bridge is, the key (32 bytes) and the SHA-256 of the boot archive (hex)."""
+    """Where the bridge is, the key (32 bytes), the SHA-256 of the boot archive (hex), and where the store lies.
+
+    `store` is the folder on the VM that the project names, to find the ship there while the laptop is off; "" when it
+    names none, and in the codes of before.
+    """
 
     url: str
     key_id: str
     key: bytes = field(repr=False)
     boot_sha256: str
     protocol: int = names.PROTOCOL
+    store: str = ""
 
     def encode(self) -> str:
-        body = {
+        body: dict[str, object] = {
             "v": self.protocol,
             "url": self.url,
             "kid": self.key_id,
             "key": base64.urlsafe_b64encode(self.key).decode().rstrip("="),
             "boot": self.boot_sha256,
         }
+        if self.store:
+            body["store"] = self.store
         raw = json.dumps(body, separators=(",", ":")).encode()
         return _PREFIX + base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
@@ -45,11 +52,14 @@ def decode(code: str) -> Pairing:
     try:
         body = json.loads(_unpad(text[len(_PREFIX) :]))
         key = _unpad(body["key"])
-        pairing = Pairing(str(body["url"]), str(body["kid"]), key, str(body["boot"]), int(body["v"]))
-    except (ValueError, KeyError, TypeError):
+        store = str(body.get("store") or "")
+        pairing = Pairing(str(body["url"]), str(body["kid"]), key, str(body["boot"]), int(body["v"]), store)
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT) from None
     if len(key) != 32 or not re.fullmatch(r"[0-9a-f]{64}", pairing.boot_sha256):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT)
+    if store and not (store.startswith("/") and store.isprintable()):
+        raise PairingError("the pairing code names no usable store", hint=_HINT)
     if not _URL.match(pairing.url) or not re.fullmatch(r"[A-Za-z0-9_-]{4,64}", pairing.key_id):
         raise PairingError("the pairing code names no usable bridge address", hint=_HINT)
     if pairing.protocol != names.PROTOCOL:

@@ -88,6 +88,12 @@ class StoreSpec(Record):
     quota_gb: float = 0.0  # 0: ask the store
     upload_mb_s: float = 0.0  # 0: no limit
 
+    @property
+    def folder(self) -> str:
+        """The folder on the VM that the project names; "" when it is what the notebook offers, or no folder at all."""
+        on_the_vm = self.kind in (names.StoreKind.MOUNT, names.StoreKind.FOLDER) and self.path.startswith("/")
+        return self.path if on_the_vm else ""
+
 
 @dataclass(frozen=True)
 class VmRules(Record):

@@ -19,7 +19,7 @@ import bridgehead
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeDownError
 from bridgehead.pairing import Pairing
-from run_control import locks
+from run_control import locks, project_file
 from run_control.project import Project
 
 START_TIMEOUT_S = 90.0  # a tunnel may need a minute
@@ -96,11 +96,12 @@ def _names_a_process(values: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def pairing(project: Project, live: LiveBridge) -> Pairing:
-    """The pairing code's content. Holds the key: never print it unasked. Raises PairingError."""
+    """The pairing code's content. Holds the key: never print it unasked. Raises PairingError, ProjectError."""
     from bridge.keys import KeyStore
 
     key_id, key = KeyStore(project.private / names.KEYS_FILE).current()
-    return Pairing(live.url, key_id, key, live.boot_sha256)
+    store = project_file.load(project.root).store.folder
+    return Pairing(live.url, key_id, key, live.boot_sha256, store=store)
 
 
 def start(project: Project, *, port: int, tunnel: str) -> LiveBridge:

@@ -158,6 +158,12 @@ class _Store(_Table):
             raise ValueError('kind = "s3" needs a bucket')
         if self.kind == names.StoreKind.FOLDER and not self.path:
             raise ValueError('kind = "folder" needs a path on a disk that outlives the VM')
+        relative = bool(self.path) and not self.path.startswith("/")
+        if self.kind == names.StoreKind.FOLDER and relative:
+            raise ValueError('kind = "folder" needs an absolute path on a disk that outlives the VM')
+        if self.kind == names.StoreKind.MOUNT and relative:
+            example = f"/content/drive/MyDrive/{self.path}"
+            raise ValueError(f'kind = "mount" needs an absolute path on the VM, such as {example}, or none')
         return self
 
 

@@ -169,8 +169,14 @@ def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
         _gib(beat.get("memory_free_bytes")),
         _gib(beat.get("disk_free_bytes")),
         ", ".join(str(gpu.get("name", "?")) for gpu in gpus) or "none",
-        "" if not store else "ok" if store.get("ok") else str(store.get("error") or "ill"),
+        _store(store) if beat else "",
     )
+
+
+def _store(store: dict[str, Any]) -> str:
+    if not store:
+        return "NONE"  # nothing of this VM outlives it
+    return "ok" if store.get("ok") else str(store.get("error") or "ill")
 
 
 def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]]:

@@ -26,6 +26,7 @@ BOOT_LOG = "boot.log"
 LAPTOP_FIRST_S = 5.0  # then the store is looked into
 LAPTOP_PATIENCE_S = 120.0
 _LAPTOP = "the laptop"
+SURVEY_TIMEOUT_S = 120.0  # a dead mount may hang whoever touches it
 
 
 class CellError(Exception):
@@ -86,15 +87,15 @@ def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
     try:
         return ask(LAPTOP_FIRST_S)
     except TransferError:
-        told = _without_laptop(home)
+        told = _without_laptop(home, pairing)
     return told or ask(LAPTOP_PATIENCE_S)
 
 
-def _without_laptop(home: VmHome) -> dict[str, Any] | None:
+def _without_laptop(home: VmHome, pairing: Pairing) -> dict[str, Any] | None:
     told, mount = stored_payload.from_disk(home), None
     source = "this VM's own disk"
     if told is None:
-        mount = mounting.find_store(cell.say)
+        mount = store_setup.usable(pairing.store, cell.say) if pairing.store else mounting.find_store(cell.say)
         source = f"the store {mount}"
         try:
             told = stored_payload.from_store(home, mount) if mount is not None else None
@@ -112,7 +113,9 @@ def _without_laptop(home: VmHome) -> dict[str, Any] | None:
 
 def _say_what_others_left(home: VmHome) -> None:
     try:
-        lines = takeover.survey(Peers(home, lambda: store_choice.choose(home)).look())
+        lines = mounting.in_time(
+            lambda: takeover.survey(Peers(home, lambda: store_choice.choose(home)).look()), SURVEY_TIMEOUT_S, "it"
+        )
     except (BridgeheadError, OSError) as error:
         cell.say(f"store: {error}")
         return

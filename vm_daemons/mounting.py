@@ -17,11 +17,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from bridgehead import files, names
 from bridgehead.records import duration
 from vm_daemons.home import VmHome
+
+T = TypeVar("T")
 
 DRIVE_MOUNT = Path("/content/drive")
 DRIVE_FOLDER = "MyDrive/Bridgehead"
@@ -100,7 +102,7 @@ class Remounter:
                     drive.mount(str(DRIVE_MOUNT), force_remount=True, timeout_ms=REMOUNT_TIMEOUT_MS)
             except Exception as error:  # noqa: BLE001 - edge: the mount is foreign code and raises what it likes
                 return str(error) or type(error).__name__
-            wrong = try_out_in_time(root)
+            wrong = try_out_in_time(root, create=True)
         if not wrong:
             self._say("store: well again")
         return wrong
@@ -113,29 +115,49 @@ class Remounter:
             self._say(f"store: what was written while Drive was not mounted is now in {aside}")
 
 
-def try_out_in_time(root: Path, timeout_s: float = 0.0, *, create: bool = False) -> str:
+def try_out_in_time(root: Path, timeout_s: float = 0.0, *, create: bool = False, create_last: bool = False) -> str:
     """What is wrong with a mounted folder, "" when nothing is; never hangs: a thread that does is left behind.
 
-    `create` is for a fresh mount alone: where one is gone the folder would be made on this VM's disk.
+    `create` is for a fresh mount alone: where one is gone the folder would be made on this VM's disk. `create_last`
+    makes the last folder, where the one above it is well.
     """
-    said: list[str] = []
 
-    def look() -> None:
+    def look() -> str:
+        if root.is_relative_to(DRIVE_MOUNT) and not os.path.ismount(DRIVE_MOUNT):
+            raise OSError(f"{DRIVE_MOUNT} is not mounted")
+        if create:
+            root.mkdir(parents=True, exist_ok=True)
+        elif create_last and not root.exists():
+            _try_out(root.parent)
+            root.mkdir(exist_ok=True)
+        _try_out(root)
+        return ""
+
+    try:
+        return in_time(look, timeout_s or TRY_OUT_TIMEOUT_S, str(root))
+    except OSError as error:
+        return str(error)
+
+
+def in_time(look: Callable[[], T], timeout_s: float, what: str) -> T:
+    """What `look` returns or raises; TimeoutError, an OSError, when it hangs: its thread is left behind then."""
+    got: list[T] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
         try:
-            if root.is_relative_to(DRIVE_MOUNT) and not os.path.ismount(DRIVE_MOUNT):
-                raise OSError(f"{DRIVE_MOUNT} is not mounted")
-            if create:
-                root.mkdir(parents=True, exist_ok=True)
-            _try_out(root)
-            said.append("")
-        except OSError as error:
-            said.append(str(error))
+            got.append(look())
+        except Exception as error:  # noqa: BLE001 - edge: raised again where it was asked for
+            raised.append(error)
 
-    thread = threading.Thread(target=look, name="try out", daemon=True)
+    thread = threading.Thread(target=run, name="look", daemon=True)
     thread.start()
-    timeout_s = timeout_s or TRY_OUT_TIMEOUT_S
     thread.join(timeout_s)
-    return said[0] if said else f"{root} has not answered for {timeout_s:.0f} s"
+    if raised:
+        raise raised[0]
+    if not got:
+        raise TimeoutError(f"{what} has not answered for {timeout_s:.0f} s")
+    return got[0]
 
 
 def flush_drive(timeout_ms: int) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
+import json
+
 import pytest
 
 from bridgehead.errors import PairingError
@@ -12,6 +16,22 @@ PAIRING = Pairing("http://127.0.0.1:8766", "kid-1", bytes(range(32)), "ab" * 32)
 
 def test_a_code_reads_back() -> None:
     assert decode(PAIRING.encode()) == PAIRING
+
+
+def test_where_the_store_lies_is_in_it_when_the_project_says_so() -> None:
+    code = dataclasses.replace(PAIRING, store="/kaggle/disk/my store").encode()
+    assert decode(code).store == "/kaggle/disk/my store"
+
+
+def test_a_code_of_before_names_no_store_and_is_good() -> None:
+    body = json.loads(base64.urlsafe_b64decode(PAIRING.encode()[4:] + "=="))
+    assert set(body) == {"v", "url", "kid", "key", "boot"} and decode(PAIRING.encode()).store == ""
+
+
+@pytest.mark.parametrize("store", ["relative/path", "/a\nb"])
+def test_a_code_with_a_strange_store_is_refused(store: str) -> None:
+    with pytest.raises(PairingError, match="no usable store"):
+        decode(dataclasses.replace(PAIRING, store=store).encode())
 
 
 def test_white_space_from_copying_does_no_harm() -> None:

@@ -99,6 +99,16 @@ MISTAKES = {
     ),
     "s3 without a bucket": ("[vm]", '[store]\nkind = "s3"\n[vm]', ':7: store: kind = "s3" needs a bucket'),
     "a folder without a path": ("[vm]", '[store]\nkind = "folder"\n[vm]', ':7: store: kind = "folder" needs a path'),
+    "a folder below nothing": (
+        "[vm]",
+        '[store]\nkind = "folder"\npath = "disk"\n[vm]',
+        ':7: store: kind = "folder" needs an absolute path on a disk that outlives the VM',
+    ),
+    "a mount below nothing": (
+        "[vm]",
+        '[store]\npath = "my/runs"\n[vm]',
+        ':7: store: kind = "mount" needs an absolute path on the VM, such as /content/drive/MyDrive/my/runs, or none',
+    ),
     "a store over plain http": (
         "[vm]",
         '[store]\nendpoint = "http://s3.example.org"\n[vm]',

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from project_support import NOW, VM, Seeded
 
 from bridgehead import files, names
@@ -108,6 +109,20 @@ def test_vms_show_when_they_were_last_seen(seeded: Seeded) -> None:
     [vm] = views.vms(seeded.project, now=NOW + 5)
     assert (vm["vm_id"], vm["state"], vm["seen_age_s"]) == (VM, "live", 5.0)
     assert views.vm_row(vm)[:4] == (VM, "live", "5s ago", "1.0 GiB") and views.vm_row(vm)[-1] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("beat", "shown"),
+    [
+        ({"v": 1, "store": {}}, "NONE"),
+        ({"v": 1, "store": {"ok": False, "error": "the store is gone"}}, "the store is gone"),
+        ({"v": 1, "store": {"ok": False, "error": ""}}, "ill"),
+        ({}, ""),
+    ],
+)
+def test_a_vm_without_a_store_is_not_shown_as_a_blank(seeded: Seeded, beat: dict[str, object], shown: str) -> None:
+    [vm] = views.vms(seeded.project, now=NOW)
+    assert views.vm_row({**vm, "heartbeat": beat})[-1] == shown
 
 
 def test_views_are_plain_json(seeded: Seeded) -> None:

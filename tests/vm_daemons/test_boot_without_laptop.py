@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from bridgehead import files, names, signing
 from bridgehead.errors import BridgeheadError, TransferError, VerificationError
 from bridgehead.pairing import Pairing
 from bridgehead.records import StoreSpec, VmRules
-from vm_daemons import boot, daemons, payload
+from vm_daemons import boot, daemons, mounting, payload
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
 from vm_daemons.storage import store_setup, stored_payload
+from vm_daemons.storage.store import Store
 
 DEAD = "http://127.0.0.1:9"
 
@@ -258,9 +260,46 @@ def test_a_folder_that_can_not_be_used_is_said(tmp_path: Path) -> None:
     home = VmHome(tmp_path / "vm")
     home.create()
     (tmp_path / "file").write_text("")
-    found, said = _settled(home, StoreSpec("folder", path=str(tmp_path / "file/below")))
-    assert found == "" and len(said) == 1 and "no durable store" in said[0]
-    assert home.store_path() is None
+    _, said = _settled(home, StoreSpec("folder", path=str(tmp_path / "file/below")))
+    assert len(said) == 1 and "no durable store for now" in said[0] and "Not a directory" in said[0]
+
+
+def test_a_store_that_can_not_be_used_at_the_moment_of_boot_stays_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the VM would have none for its whole life, and nobody would hear of it."""
+    home = VmHome(tmp_path / "vm")
+    home.create()
+    disk = tmp_path / "disk"
+    disk.write_text("a plain file in its place")
+    for spec in (StoreSpec("folder", path=str(disk)), StoreSpec("mount", path=str(disk))):
+        assert _settled(home, spec)[0] == str(disk) and home.store_path() == disk
+    monkeypatch.setenv(names.ENV_STORE, str(disk))
+    assert _settled(home, StoreSpec())[0] == str(disk) and home.store_path() == disk
+    assert "it is no folder" in Store(home).probe()["error"]
+    disk.unlink()
+    disk.mkdir()
+    assert Store(home).probe()["ok"]
+
+
+def test_a_folder_that_hangs_holds_up_no_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, go = VmHome(tmp_path / "vm"), threading.Event()
+    home.create()
+    monkeypatch.setattr(mounting, "TRY_OUT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(mounting, "_try_out", lambda root: go.wait(20))
+    try:
+        found, said = _settled(home, StoreSpec("folder", path=str(tmp_path / "disk")))
+    finally:
+        go.set()
+    assert found == str(tmp_path / "disk") and "has not answered" in said[0]
+
+
+def test_a_folder_that_the_pairing_code_names_is_where_the_payload_comes_from(
+    tmp_path: Path, pairing: Pairing, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "drive").rename(tmp_path / "disk")
+    fresh(tmp_path, dataclasses.replace(pairing, store=str(tmp_path / "disk")))
+    assert f"payload of demo from the store {tmp_path / 'disk'}" in capsys.readouterr().out
 
 
 def test_credentials_from_secrets_are_kept_where_only_the_owner_reads(

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import queue
+import shutil
 import signal
 import sys
 import time
@@ -188,6 +189,28 @@ def test_the_same_cell_boots_another_vm_from_the_store_while_the_laptop_is_off(
         assert (folder / "second/payload/data/a.txt").read_text() == "one"
         second.manager.interrupt_kernel()
         assert second.finish(running) == "ok"
+
+
+def test_the_cell_looks_first_where_the_code_says_that_the_store_lies(
+    kernel: Kernel, live: LiveBridge, folder: Path
+) -> None:
+    first, store = VmHome(folder / "vm"), FolderStore(folder / "disk", proves=True)
+    store.root.mkdir()
+    assert publish.ship(store, first) and publish.payload(store, first) == ""
+    shutil.rmtree(folder / "drive")
+    with started_kernel(folder, "third") as third:
+        running = third.execute(cell_source(_pairing(live, url="http://127.0.0.1:9", store=str(store.root))))
+        wait_until(lambda: "· no run" in third.collect(), TIMEOUT_S, what="the first heartbeat line")
+        assert f"payload of demo from the store {store.root}" in third.shown
+        third.manager.interrupt_kernel()
+        assert third.finish(running) == "ok"
+
+
+def test_it_says_where_it_looked(kernel: Kernel, live: LiveBridge, folder: Path) -> None:
+    code = _pairing(live, url="http://127.0.0.1:9", boot_sha256="2" * 64, store="/no/such/disk")
+    assert kernel.finish(kernel.execute(cell_source(code))) == "error"
+    shown = wait_until(kernel.collect, what="the error")
+    assert f"no ship for this code in /no/such/disk, {folder / 'drive'}; is" in shown
 
 
 def test_a_ship_in_the_store_that_is_not_the_codes_own_is_not_run(

@@ -30,7 +30,8 @@ _OF_KIND = {
 def settle(home: VmHome, told: object, say: Callable[[str], None], *, found: Path | None = None) -> str:
     """Write down [store] of the project and find or sign in to it; what to call it, "" when there is none.
 
-    `found` is a mount that has been found and tried out already.
+    `found` is a mount that has been found and tried out already. A folder that somebody has named stays this VM's
+    store however it is just now: the uploader tells what is wrong with it, and catches up once it is well.
     """
     try:
         spec = StoreSpec.from_json(told)
@@ -43,26 +44,31 @@ def settle(home: VmHome, told: object, say: Callable[[str], None], *, found: Pat
             _sign_in(home, say)
         home.update_record(store_spec=spec.to_json(), store="")
         return f"{spec.kind} {spec.bucket or spec.path}".strip()
-    root = _folder(Path(spec.path), say) if os.path.isabs(spec.path) else found or mounting.find_store(say)
+    if spec.folder:
+        usable(spec.folder, say)
+        root: Path | None = Path(spec.folder)
+    else:
+        root = found or mounting.find_store(say) or _told_by_the_machine()
     if root is not None and spec.confirm and spec.kind == StoreKind.MOUNT and "MyDrive" in root.parts:
         _sign_in(home, say)
     home.update_record(store_spec=spec.to_json(), store=str(root) if root else "")
     return str(root) if root else ""
 
 
-def _folder(root: Path, say: Callable[[str], None]) -> Path | None:
-    """A path that the project names, in a mount or not."""
+def usable(folder: str, say: Callable[[str], None]) -> Path | None:
+    """A folder that the project names, in a mount or not, made where the one above it is well. None, said loudly."""
+    root = Path(folder)
     if mounting.DRIVE_MOUNT in root.parents:
         mounting.find_store(lambda line: None)  # mounts Drive; what is wrong shows below
-    wrong = mounting.try_out_in_time(root.parent if not root.exists() else root)
-    try:
-        if not wrong:
-            root.mkdir(exist_ok=True)
-            return root
-    except OSError as error:
-        wrong = str(error)
-    say(f"WARNING: no durable store ({wrong}). Checkpoints stay on this VM and are lost with it.")
-    return None
+    wrong = mounting.try_out_in_time(root, create_last=True)
+    if wrong:
+        say(f"WARNING: no durable store for now ({wrong}). Until {root} is well, checkpoints stay on this VM alone.")
+    return None if wrong else root
+
+
+def _told_by_the_machine() -> Path | None:
+    told = os.environ.get(names.ENV_STORE)
+    return Path(told) if told else None
 
 
 def _sign_in(home: VmHome, say: Callable[[str], None]) -> None:
