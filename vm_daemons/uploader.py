@@ -99,7 +99,7 @@ class Uploader:
                 backoff.reset()
                 told = ""
             except (BridgeheadError, OSError) as error:
-                if told != (told := str(error)):
+                if told != (told := error.in_one_line() if isinstance(error, BridgeheadError) else str(error)):
                     log.warning("%s: %s", name, told)
                 pause_s = backoff.next_s()
             except Exception:  # process edge: a fault of ours in one thread must not end the others
@@ -182,12 +182,12 @@ class Uploader:
             self.runs.confirm(self._confirmer)
         except StoreDenied as error:
             self._confirmer = None  # and what is mounted is not waited for until somebody signs in
-            self._told["confirm_trouble"] = f"nothing can be confirmed: {error.message}"
+            self._told["confirm_trouble"] = f"nothing can be confirmed: {error.in_one_line()}"
             self.runs.nothing_confirms()
             return CANARY_EVERY_S
         except BridgeheadError as error:
             self.runs.nothing_confirms()
-            self._told["confirm_trouble"] = f"nothing is confirmed just now: {error.message}"
+            self._told["confirm_trouble"] = f"nothing is confirmed just now: {error.in_one_line()}"
             raise
         self._told["confirm_trouble"] = ""
         return CONFIRM_EVERY_S

@@ -146,7 +146,7 @@ def test_without_credentials_nothing_is_confirmed_and_nobody_waits_for_it(
         "mounted",
         {"local": 10, "mounted": 10},
     )
-    wait_until(lambda: "expired" in state(home).get("confirm_trouble", ""), what="the alarm")
+    wait_until(lambda: "expired → sign in again" in state(home).get("confirm_trouble", ""), what="the alarm")
 
 
 def test_a_duplicate_name_or_other_bytes_at_the_far_end_confirm_nothing(
@@ -293,7 +293,7 @@ def test_one_runs_trouble_holds_up_no_other(
 
     def full(method: str, key: str) -> None:
         if method == "put" and OTHER in key:
-            raise StoreFull("the store is full")
+            raise StoreFull("the store is full", hint="make room")
 
     store.before = full
     for folder in (run_dir, other):
@@ -302,7 +302,7 @@ def test_one_runs_trouble_holds_up_no_other(
     until(run_dir, local=10, mounted=10)
     told = wait_until(lambda: levels.read(other).get("trouble") and levels.read(other), what="the trouble")
     assert told["failing"] and "full" in told["trouble"] and not levels.read(run_dir)["failing"]
-    wait_until(lambda: "full" in state(home)["trouble"], what="the alarm")
+    wait_until(lambda: "full → make room" in state(home)["trouble"], what="the alarm")
     assert state(home)["ok"], "a full store answers"
 
 
@@ -385,7 +385,8 @@ def test_without_a_store_only_the_local_level_is_told(
     start()
     save(run_dir, 10)
     until(run_dir, local=10)
-    assert state(home)["kind"] == "none" and store_state.Reader(home).told() == {}
+    wait_until(lambda: state(home).get("kind") == "none", what="the state")
+    assert store_state.Reader(home).told() == {}
 
 
 def test_a_store_kind_that_can_not_be_made_is_said_and_ends_nothing(
@@ -396,7 +397,8 @@ def test_a_store_kind_that_can_not_be_made_is_said_and_ends_nothing(
     save(run_dir, 10)
     until(run_dir, local=10)
     wait_until(lambda: state(home).get("error"), what="the error")
-    assert not state(home)["ok"] and levels.read(run_dir)["failing"]
+    wait_until(lambda: levels.read(run_dir)["failing"], what="the run's own trouble")
+    assert not state(home)["ok"]
 
 
 # --- what a VM leaves for the next one ---------------------------------------------------------------------------

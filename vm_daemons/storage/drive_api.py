@@ -225,7 +225,7 @@ class DriveApi:
             self.delete(self._canary)
             free_bytes, trash_bytes = self.quota()
         except BridgeheadError as error:
-            return Room(error=error.message)
+            return Room(error=error.in_one_line())
         except OSError as error:
             return Room(error=f"Google Drive: {error.strerror or type(error).__name__}")
         return Room(free_bytes, trash_bytes, "" if back == content else "Google Drive gave back another canary")

@@ -27,7 +27,8 @@ from bridgehead.errors import StoreDenied, StoreError, UsageError
 # The narrower drive.file would hide what the VM wrote from the laptop, whose credentials belong to another client.
 SCOPES: Final = ("https://www.googleapis.com/auth/drive",)
 SIGN_IN_HINT: Final = (
-    "on the VM run the bootstrap cell again and let it sign in; on the laptop: gcloud auth application-default login"
+    "on the VM run the bootstrap cell again and let it sign in, or give it the notebook secret"
+    f" {names.SECRET_DRIVE}; on the laptop: gcloud auth application-default login"
     " --scopes=https://www.googleapis.com/auth/drive,https://www.googleapis.com/auth/cloud-platform"
 )
 _ENDPOINT_HINT: Final = (

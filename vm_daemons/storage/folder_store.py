@@ -124,7 +124,7 @@ class FolderStore:
                 self._try_out()
                 room = os.statvfs(self.root)
         except BridgeheadError as error:
-            return Room(error=error.message)
+            return Room(error=error.in_one_line())
         except OSError as error:
             return Room(error=f"{self.where}: {error.strerror or 'unreadable'}")
         return Room(free_bytes=room.f_bavail * room.f_frsize)

@@ -84,7 +84,7 @@ class RunUploads:
             _log.warning("%s: %s", run.run_dir.name, error.message)
             run.superseded = True
         except (BridgeheadError, OSError) as error:
-            trouble = str(error)
+            trouble = error.in_one_line() if isinstance(error, BridgeheadError) else str(error)
             if trouble != run.trouble:
                 _log.warning("%s: store: %s", run.run_dir.name, trouble)
             run.trouble = trouble

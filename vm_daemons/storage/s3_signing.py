@@ -12,8 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
+from bridgehead import names
 from bridgehead.errors import StoreDenied
 
+_SECRETS = {
+    "access_key_id": names.SECRET_S3_KEY_ID,
+    "secret_access_key": names.SECRET_S3_SECRET,
+    "session_token": names.SECRET_S3_TOKEN,
+}
 _ALGORITHM = "AWS4-HMAC-SHA256"
 _SERVICE = "s3"
 _SCOPE_END = "aws4_request"
@@ -32,20 +38,21 @@ class Credentials:
     def read(cls, values: Mapping[str, object]) -> Credentials:
         """From names to values, without the blanks that pasting adds. Raises StoreDenied, never quoting a value."""
         cleaned = {}
-        for name in ("access_key_id", "secret_access_key", "session_token"):
+        for name in _SECRETS:
             told = values.get(name)
             value = told.strip() if isinstance(told, str) else ""
             if not all("!" <= letter <= "~" for letter in value):
                 raise StoreDenied(
                     f"the {name} for the object store holds a blank or a character that no key has",
-                    hint="copy it again into the notebook's secrets and run the bootstrap cell",
+                    hint=f"copy it again into the notebook's secret {_SECRETS[name]} and run the bootstrap cell",
                 )
             cleaned[name] = value
         for name in ("access_key_id", "secret_access_key"):
             if not cleaned[name]:
                 raise StoreDenied(
                     f"no {name} for the object store",
-                    hint="put the bucket's keys into the notebook's secrets and run the bootstrap cell again",
+                    hint=f"put {names.SECRET_S3_KEY_ID} and {names.SECRET_S3_SECRET} into the notebook's secrets"
+                    " and run the bootstrap cell again",
                 )
         return cls(**cleaned)
 

@@ -124,7 +124,7 @@ class S3Store:
             back = self._quick.ask("GET", key, max_bytes=len(data)).body
             self._quick.ask("DELETE", key)
         except BridgeheadError as error:
-            return Room(error=f"{error.message}; {error.hint}" if error.hint else error.message)
+            return Room(error=error.in_one_line())
         return Room(error="" if back == data else f"{self.where} gives back other bytes than it was given")
 
     # --- inside ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bridgehead import names
 from bridgehead.errors import StoreDenied, StoreError
 from doubles.drive_v3 import REFRESH_TOKEN, DriveServer
 from doubles.google_cloud import Cloud
@@ -64,7 +65,7 @@ def test_a_token_that_ends_soon_is_read_again(tmp_path: Path) -> None:
 def test_a_file_that_is_no_use_is_refused_in_words(tmp_path: Path, text: str) -> None:
     with pytest.raises(StoreDenied) as caught:
         DriveAuth(written(tmp_path, text)).token()
-    assert "sign in" in caught.value.hint
+    assert "sign in" in caught.value.hint and names.SECRET_DRIVE in caught.value.hint
     assert SECRET not in str(caught.value)
 
 

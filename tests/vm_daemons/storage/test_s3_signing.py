@@ -11,6 +11,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials as JudgeCredentials
 
+from bridgehead import names
 from bridgehead.errors import StoreDenied
 from vm_daemons.storage import s3_signing
 from vm_daemons.storage.s3_signing import Credentials, Unsigned
@@ -75,6 +76,12 @@ def test_credentials_do_not_show() -> None:
 def test_pasted_blanks_are_taken_off() -> None:
     read = Credentials.read({"access_key_id": " AKID\n", "secret_access_key": "\tkey ", "session_token": ""})
     assert (read.access_key_id, read.secret_access_key, read.session_token) == ("AKID", "key", "")
+
+
+def test_missing_keys_are_asked_for_by_the_names_of_the_notebooks_secrets() -> None:
+    with pytest.raises(StoreDenied) as caught:
+        Credentials.read({})
+    assert names.SECRET_S3_KEY_ID in caught.value.hint and names.SECRET_S3_SECRET in caught.value.hint
 
 
 @pytest.mark.parametrize(
