@@ -72,6 +72,7 @@ class Uploader:
         self._confirmer: Confirmer | None = None
         self._told: dict[str, Any] = {"payload": "", "note": "", "confirm_trouble": ""}
         self._beat_number = _beat_number_before(home)
+        self._well = 0  # canaries that came back well; with each, what was published is looked for again
 
     def run(self) -> None:
         steps: dict[str, Callable[[], float]] = {
@@ -208,6 +209,7 @@ class Uploader:
             self.health.canary_since = 0.0
         self.health.probed, self.health.gone = probed, gone
         self._looked.set()
+        self._well += self.health.ok
         if self.health.ok and not was_ok:
             self.runs.catch_up()
         self._stopping.wait(CANARY_AGAIN_S)
@@ -233,15 +235,20 @@ class Uploader:
         """Beat and journal."""
         store = Store(self._home, self._paced)
         journal: Stamp | None = None
-        released, next_beat = False, 0.0
+        released, next_beat, looked = False, 0.0, 0
 
         def step() -> float:
-            nonlocal journal, released, next_beat
+            nonlocal journal, released, next_beat, looked
             stamp = stamp_of(self._home.journal)
             goodbye = publish.is_released(self._home)
             due = time.monotonic() >= next_beat or goodbye != released
-            if (stamp == journal and not due) or not self._may_write():
+            if (stamp == journal and not due and self._well == looked) or not self._may_write():
                 return PUBLISH_EVERY_S
+            if self._well != looked:
+                well = self._well
+                if journal is not None and not publish.has_journal(store.objects(), self._home):
+                    journal = None
+                looked = well
             if stamp is not None and stamp != journal:
                 publish.journal(store.objects(), self._home)
                 journal = stamp
@@ -261,10 +268,16 @@ class Uploader:
         """The boot archive and the payload: big, and once."""
         store = Store(self._home, self._paced)
         done: dict[str, str] = {}
+        looked = 0
 
         def step() -> float:
+            nonlocal looked
             if not self._may_write():
                 return SHIPMENTS_EVERY_S
+            if self._well != looked:
+                well = self._well
+                self._forget_what_is_gone(done, store.objects())
+                looked = well
             record = self._home.record()
             ship = str(record.get("ship_sha256"))
             payload = f"{record.get('payload_sha256')} {stamp_of(self._home.state / names.PAYLOAD_MANIFEST)}"
@@ -277,6 +290,13 @@ class Uploader:
             return SHIPMENTS_EVERY_S if done.get("payload") == payload else CANARY_EVERY_S
 
         return step
+
+    def _forget_what_is_gone(self, done: dict[str, str], objects: ObjectStore) -> None:
+        """Somebody may have tidied the store: then it is published anew, or the next VM can't boot from it."""
+        for name, is_there in {"ship": publish.has_ship, "payload": publish.has_payload}.items():
+            if name in done and not is_there(objects, self._home):
+                del done[name]
+                log.warning("the store has lost the %s", name)
 
 
 def _beat_number_before(home: VmHome) -> int:

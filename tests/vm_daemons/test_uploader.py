@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -473,6 +474,57 @@ def test_ship_and_payload_are_published_once_with_the_laptops_own_signature(
     newer = payload(home, reply_to="another request")  # signed anew, the same files
     assert publish.payload(store, home) == "" and json.loads(listed.read_text()) == newer
     assert store.calls.count(("put", f"demo/payload/{'f' * 64}.tar")) == 1
+
+
+def test_what_the_store_lost_of_all_that_a_new_vm_needs_is_published_anew(
+    home: VmHome, drive: Path, start: Callable[..., Uploader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploader, "CANARY_EVERY_S", 0.1)
+    ship = home.root / names.VM_SHIP / f"{home.record()['ship_sha256'][:16]}.zip"
+    ship.parent.mkdir(exist_ok=True)
+    ship.write_bytes(b"zip")
+    home.journal.write_text('{"step": "accepted"}\n')
+    payload(home)
+    start()
+    root = drive / "demo"
+    kept = [
+        root / names.STORE_SHIP / ship.name,
+        root / names.STORE_PAYLOAD / f"{'f' * 64}.tar",
+        root / names.STORE_PAYLOAD / f"{'f' * 64}.json",
+        vm_folder(home, drive) / names.VM_JOURNAL,
+    ]
+    wait_until(lambda: all(path.exists() for path in kept), what="all of it")
+    for lost in kept:
+        lost.unlink()
+        wait_until(lost.exists, what=f"{lost.name} again")
+    for folder in (names.STORE_SHIP, names.STORE_PAYLOAD, names.STORE_VMS):
+        shutil.rmtree(root / folder, ignore_errors=True)
+    wait_until(lambda: all(path.exists() for path in kept), what="all of it again")
+
+
+def test_looking_for_what_was_published_costs_three_requests_for_each_canary(home: VmHome, drive: Path) -> None:
+    payload(home)
+    store = Faulty(drive)
+    assert publish.payload(store, home) == ""
+    store.calls.clear()
+    made = Uploader(home, choose=lambda: store)
+    made._forget_what_is_gone({"ship": "x", "payload": "y"}, store)
+    assert publish.has_journal(store, home) is False
+    assert [method for method, _ in store.calls] == ["list"] * 3
+
+
+def test_a_store_that_can_not_be_used_at_first_is_ill_and_catches_up_once_it_is_well(
+    home: VmHome, run_dir: Path, drive: Path, start: Callable[..., Uploader]
+) -> None:
+    drive.rmdir()
+    drive.write_text("a plain file in its place")
+    save(run_dir, 10)
+    start()
+    wait_until(lambda: "it is no folder" in state(home).get("error", ""), what="what is wrong with it")
+    assert not state(home)["ok"]
+    drive.unlink()
+    drive.mkdir()
+    until(run_dir, local=10, mounted=10)
 
 
 @pytest.mark.parametrize("case", ["changed", "gone", "big", "link", "no list"])

@@ -69,7 +69,7 @@ def payload(store: ObjectStore, home: VmHome) -> str:
     key = f"{project_of(home)}/{names.STORE_PAYLOAD}/{digest}"
     data = files.canonical_json(document)
     there = store.read(f"{key}.json", MANIFEST_MAX_BYTES)
-    if there is not None:  # and so is the archive; but it may have been signed for another Bridgehead or pairing
+    if there is not None and has_payload(store, home):  # but it may be signed for another Bridgehead or pairing
         if there != data:
             store.put_bytes(f"{key}.json", data)
         return ""
@@ -87,6 +87,21 @@ def payload(store: ObjectStore, home: VmHome) -> str:
     finally:
         temp.unlink(missing_ok=True)
     return ""
+
+
+def has_journal(store: ObjectStore, home: VmHome) -> bool:
+    return names.VM_JOURNAL in store.list(_vm_folder(home))
+
+
+def has_ship(store: ObjectStore, home: VmHome) -> bool:
+    name = f"{str(home.record().get('ship_sha256') or '')[:16]}.zip"
+    return name in store.list(f"{project_of(home)}/{names.STORE_SHIP}")
+
+
+def has_payload(store: ObjectStore, home: VmHome) -> bool:
+    """By the names alone: to look at an archive of 2 GiB on a disk is to read it."""
+    digest = str(home.record().get("payload_sha256") or "")
+    return {f"{digest}.tar", f"{digest}.json"} <= set(store.list(f"{project_of(home)}/{names.STORE_PAYLOAD}"))
 
 
 def is_released(home: VmHome) -> bool:
