@@ -6,6 +6,7 @@ and read notebook secrets, so both happen here.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import shutil
 import time
@@ -82,6 +83,8 @@ def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
         told: dict[str, Any] = with_retries(
             lambda: _sync(client, home, pairing), give_up_after_s=patience_s, on_retry=cell.say
         )
+        with contextlib.suppress(OSError):  # for the cell's line alone
+            (home.state / daemons.CONTACT_MARK).touch()
         return {**told, "from": _LAPTOP}
 
     try:

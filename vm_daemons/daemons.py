@@ -19,7 +19,7 @@ from bridgehead import files, names, processes
 from vm_daemons.home import VmHome
 
 CELL_MARK = "cell.json"  # touched by the cell's heartbeat
-CONTACT_MARK = "contact"  # touched at each heartbeat that the laptop answered
+CONTACT_MARK = "contact"  # touched when the laptop answered: at boot, and at each heartbeat
 STOP_GRACE_S = 10.0
 _SCRUBBED_PREFIXES = ("JPY_", "COLAB_")
 _SCRUBBED = ("MPLBACKEND", names.ENV_PAIRING)

@@ -62,7 +62,7 @@ class Release:
         self._home = home
         self._say = say
         self._clock = clock
-        self._idle_since = clock()
+        self._began = self._idle_since = clock()
         self._token: object = None
         self._failures = 0
         self._not_before = 0.0
@@ -111,8 +111,8 @@ class Release:
         if grace_s <= 0:
             return Verdict("[vm] release_after_s is not set")
         token = _stamp(self._home.journal)
-        why = _blocker(self._home, commands(self._home.journal))
         now = self._clock()
+        why = _blocker(self._home, commands(self._home.journal), starting=now - self._began <= ASKING_S)
         if why or token != self._token:
             self._token, self._idle_since = token, now
         if why:
@@ -183,10 +183,12 @@ def _apply(found: dict[str, Open], line: dict[str, Any]) -> None:
         found[identity] = Open(known.verb, known.run_id, attempt, step)
 
 
-def _blocker(home: VmHome, known: list[Open]) -> str:
-    """One reason why the VM has to stay, "" when there is none."""
+def _blocker(home: VmHome, known: list[Open], *, starting: bool = False) -> str:
+    """One reason why the VM has to stay, "" when there is none. `starting`: the cell itself has only just begun."""
     silent_s = age_s(beats.path(home, names.COMMAND_DAEMON))
     if silent_s is None or silent_s > ASKING_S:
+        if starting:
+            return "its daemons are starting"
         return "the command daemon does not work, so nobody knows what the queue holds"
     by_run = {item.run_id: item for item in known if item.run_id}
     for item in known:

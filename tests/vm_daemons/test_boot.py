@@ -11,7 +11,7 @@ from bridge_client import LiveBridge, live_bridge
 from bridgehead import names
 from bridgehead.errors import PairingError
 from bridgehead.pairing import Pairing
-from vm_daemons import boot, daemons
+from vm_daemons import boot, cell, daemons
 from vm_daemons.boot import CellError
 from vm_daemons.home import VmHome
 
@@ -52,6 +52,7 @@ def test_a_fresh_vm_is_ready(
     assert (home.state / names.VM_PAIRING).stat().st_mode & 0o077 == 0
     said = capsys.readouterr().out
     assert record["vm_id"] in said and "ready after" in said and code[8:40] not in said
+    assert "laptop answered" in cell.summary(home)
 
 
 def test_a_second_boot_keeps_the_vms_name(live: LiveBridge, home: VmHome) -> None:

@@ -314,3 +314,21 @@ def test_credentials_from_secrets_are_kept_where_only_the_owner_reads(
     assert files.read_json(path) == {"access_key_id": "id", "secret_access_key": "secret"}
     assert path.stat().st_mode & 0o077 == 0
     assert found == "s3 runs" and "secret" not in "".join(said) and home.record()["store"] == ""
+
+
+def test_a_bucket_without_keys_is_said_at_boot_with_the_names_of_the_secrets(tmp_path: Path) -> None:
+    home = VmHome(tmp_path / "vm")
+    home.create()
+    found, said = _settled(home, StoreSpec("s3", bucket="runs"))
+    assert found == "s3 runs" and len(said) == 1
+    assert said[0].startswith("WARNING: no durable store") and names.SECRET_S3_KEY_ID in said[0]
+
+
+def test_a_drive_without_a_sign_in_is_said_at_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = VmHome(tmp_path / "vm")
+    home.create()
+    monkeypatch.setenv(names.SECRET_DRIVE, "no credentials file")
+    _, said = _settled(home, StoreSpec("drive"))
+    assert len(said) == 1 and names.SECRET_DRIVE in said[0] and "no credentials file" not in said[0]
+    monkeypatch.setenv(names.SECRET_DRIVE, '{"token": "t"}')
+    assert _settled(home, StoreSpec("drive"))[1] == []

@@ -81,9 +81,15 @@ def test_without_the_setting_it_never_goes_and_says_so(cell: Cell) -> None:
 
 def test_a_command_daemon_that_does_not_work_keeps_it_since_nobody_asks_for_the_queue(cell: Cell) -> None:
     beats.path(cell.home, names.COMMAND_DAEMON).unlink()
+    cell.now = release.ASKING_S + 1
     assert "nobody knows what the queue holds" in cell.because()
     beats.beat(cell.home, names.COMMAND_DAEMON)
     assert cell.because() == ""
+
+
+def test_in_the_first_minute_a_silent_command_daemon_is_one_that_starts(cell: Cell) -> None:
+    beats.path(cell.home, names.COMMAND_DAEMON).unlink()
+    assert cell.because() == "its daemons are starting"
 
 
 def test_a_run_that_waits_or_runs_keeps_it(cell: Cell) -> None:

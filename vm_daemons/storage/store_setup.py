@@ -7,12 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridgehead import files, names
-from bridgehead.errors import UsageError
+from bridgehead.errors import StoreDenied, StoreError, UsageError
 from bridgehead.names import StoreKind
 from bridgehead.records import StoreSpec
 from vm_daemons import mounting
 from vm_daemons.home import VmHome
+from vm_daemons.storage import store_choice
 
+TOKEN_TIMEOUT_S = 20.0
 # What the store's own code calls a credential, and the notebook secret that holds it.
 _SECRETS = {
     "access_key_id": names.SECRET_S3_KEY_ID,
@@ -43,6 +45,7 @@ def settle(home: VmHome, told: object, say: Callable[[str], None], *, found: Pat
         if spec.kind == StoreKind.DRIVE:
             _sign_in(home, say)
         home.update_record(store_spec=spec.to_json(), store="")
+        _try_credentials(home, spec, say)
         return f"{spec.kind} {spec.bucket or spec.path}".strip()
     if spec.folder:
         usable(spec.folder, say)
@@ -84,6 +87,23 @@ def _sign_in(home: VmHome, say: Callable[[str], None]) -> None:
         auth.authenticate_user()
     except Exception as error:  # noqa: BLE001 - edge: the notebook's code raises what it likes
         say(f"store: no sign-in ({type(error).__name__}); checkpoints are mounted, and nobody confirms them")
+
+
+def _try_credentials(home: VmHome, spec: StoreSpec, say: Callable[[str], None]) -> None:
+    """Say at once what only a person at this notebook can put right. All other trouble is the uploader's to tell.
+
+    A bucket is not contacted; Google is asked for a token.
+    """
+    try:
+        store_choice.choose(home)
+        if spec.kind == StoreKind.DRIVE:
+            from vm_daemons.storage.drive_auth import DriveAuth  # a VM with another store needs none of it
+
+            mounting.in_time(DriveAuth(store_choice.credentials(home)).token, TOKEN_TIMEOUT_S, "Google's sign-in")
+    except (StoreDenied, UsageError) as error:
+        say(f"WARNING: no durable store for now: {error.in_one_line()}. Until then checkpoints stay on this VM alone.")
+    except (StoreError, OSError):
+        return
 
 
 def _keep_secrets(home: VmHome, spec: StoreSpec) -> None:
