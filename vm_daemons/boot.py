@@ -83,7 +83,7 @@ def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
         told: dict[str, Any] = with_retries(
             lambda: _sync(client, home, pairing), give_up_after_s=patience_s, on_retry=cell.say
         )
-        with contextlib.suppress(OSError):  # for the cell's line alone
+        with contextlib.suppress(OSError):  # a full disk is no reason not to boot
             (home.state / daemons.CONTACT_MARK).touch()
         return {**told, "from": _LAPTOP}
 
