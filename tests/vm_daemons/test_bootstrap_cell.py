@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import glob
+import hashlib
 import json
 import os
 import queue
@@ -11,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -222,6 +225,25 @@ def test_a_ship_in_the_store_that_is_not_the_codes_own_is_not_run(
     code = _pairing(live, url="http://127.0.0.1:9", boot_sha256="1" * 64)
     assert kernel.finish(kernel.execute(cell_source(code))) == "error"
     assert "is `bridgehead up` running" in wait_until(kernel.collect, what="the error")
+
+
+@pytest.mark.parametrize(
+    ("root", "mounted"), [("/content/drive/MyDrive/my/runs", ["/content/drive"]), ("/content/driver", [])]
+)
+def test_for_a_store_on_drive_the_cell_mounts_it_first(
+    monkeypatch: pytest.MonkeyPatch, root: str, mounted: list[str]
+) -> None:
+    """`google.colab` is a stand-in here."""
+    asked: list[str] = []
+    colab = types.ModuleType("google.colab")
+    colab.drive = types.SimpleNamespace(mount=asked.append)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "google", types.ModuleType("google"))
+    monkeypatch.setitem(sys.modules, "google.colab", colab)
+    source = cell_source("")
+    found: dict[str, Any] = {"glob": glob, "hashlib": hashlib}
+    exec(source[source.index("def from_store") : source.index("def ship_folder")], found)
+    assert found["from_store"]("0" * 64, [root]) is None
+    assert asked == mounted
 
 
 def test_the_cell_and_the_daemons_agree_on_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

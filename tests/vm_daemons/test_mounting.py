@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from bridgehead import files, names
+from bridgehead.records import StoreSpec
 from vm_daemons import mounting
 from vm_daemons.mounting import Remounter
+from vm_daemons.storage import store_setup
 from vm_support import paired_home
 
 
@@ -94,6 +96,20 @@ def test_a_mount_that_fails_is_a_warning(drive: Drive, capsys: pytest.CaptureFix
     drive.error = ValueError("mount failed")
     assert mounting.find_store(print) is None
     assert "mount failed" in capsys.readouterr().out
+
+
+def test_a_named_folder_that_drive_could_not_be_mounted_for_is_there_after_the_remount(
+    drive: Drive, tmp_path: Path
+) -> None:
+    store = drive.place / "MyDrive/my/runs"
+    drive.error = ValueError("mount failed")
+    cell = Cell(tmp_path / "vm", store)
+    said: list[str] = []
+    assert store_setup.settle(cell.home, StoreSpec(path=str(store), confirm=False).to_json(), said.append) == str(store)
+    assert "is not mounted" in said[-1] and cell.home.store_path() == store and not store.exists()
+    drive.error = None
+    cell.ask()
+    assert cell.mind()["error"] == "" and store.is_dir()
 
 
 # --- mounted again ---------------------------------------------------------------------------------------
