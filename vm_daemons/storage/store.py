@@ -72,7 +72,7 @@ class Store:
         try:
             objects = self.objects()
         except BridgeheadError as error:
-            return {"path": "", "ok": False, "free_bytes": 0, "error": error.message}
+            return {"path": "", "ok": False, "free_bytes": 0, "error": error.in_one_line()}
         room = objects.probe()
         return {
             "path": objects.where,
