@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import signal
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -29,7 +30,7 @@ class Missed(Exception):
 
 
 @dataclass
-class Fault:
+class Fault(ABC):
     """One blow. `hold_s` is how long it lasts before `heal`."""
 
     world: World
@@ -47,12 +48,12 @@ class Fault:
         """Why this kind can't be had on this machine; empty when it can."""
         return ""
 
+    @abstractmethod
     def strike(self) -> None:
         """Raises Missed."""
-        raise NotImplementedError
 
-    def heal(self) -> None:
-        """Nothing to undo by default."""
+    def heal(self) -> None:  # noqa: B027 - most blows leave nothing to undo
+        """Undo what a user or a provider would undo."""
 
     def _run_dir(self) -> Path:
         run = self.watch.current()
@@ -179,8 +180,8 @@ class _Stop(Fault):
         for pid in self.stopped:
             pid.send(signal.SIGCONT)
 
-    def _targets(self) -> list[Pid | None]:
-        raise NotImplementedError
+    @abstractmethod
+    def _targets(self) -> list[Pid | None]: ...
 
 
 class StopStage(_Stop):

@@ -49,4 +49,6 @@ def test_a_daemon_that_never_gave_a_sign_is_not_judged(tmp_path: Path) -> None:
 
 
 def test_a_sign_of_life_that_can_not_be_given_is_no_trouble(tmp_path: Path) -> None:
-    beats.beat(VmHome(tmp_path / "gone"), names.STATUS_DAEMON)
+    home = VmHome(tmp_path / "gone")
+    beats.beat(home, names.STATUS_DAEMON)
+    assert not beats.path(home, names.STATUS_DAEMON).exists()

@@ -166,7 +166,7 @@ def test_a_list_that_makes_no_sense_is_passed_over(
     tmp_path: Path, pairing: Pairing, published: Path, junk: bytes
 ) -> None:
     (published / f"{'e' * 64}.json").write_bytes(junk)
-    fresh(tmp_path, pairing)
+    assert (fresh(tmp_path, pairing).payload / "data/a.txt").read_text() == "one"
 
 
 def _member(name: str, data: bytes = b"one", **changes: object) -> tarfile.TarInfo:

@@ -222,6 +222,7 @@ def test_a_damaged_request_is_none(cell: Cell) -> None:
     for text in ("[", "[]", '{"id": 0}'):
         cell.path.write_text(text)
         cell.remounter.mind()
+        assert cell.path.read_text() == text, "nothing is answered"
 
 
 # --- flushed before the VM goes -----------------------------------------------------------------------------

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,22 +23,6 @@ from vm_daemons.storage.objects import ObjectStore
 
 KEY = "demo/runs/train-0001-abc123/checkpoints/slot-a/step-00000010-0-state.pt"
 BIG = os.urandom(1_700_000)  # more than goes in one request, and no whole number of chunks
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Cloud:
-    return Cloud(tmp_path / "cloud")
-
-
-@pytest.fixture
-def server(cloud: Cloud) -> Iterator[DriveServer]:
-    with DriveServer(cloud) as running:
-        yield running
-
-
-@pytest.fixture
-def api(server: DriveServer, tmp_path: Path) -> DriveApi:
-    return drive_api(server, token_file(tmp_path))
 
 
 def source(tmp_path: Path, data: bytes) -> Path:

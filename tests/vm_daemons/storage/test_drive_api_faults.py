@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,22 +21,6 @@ from vm_daemons.storage.drive_upload import GRAIN_BYTES, Uploader
 KEY = "demo/runs/train-0001-abc123/checkpoints/slot-a/step-00000010-0-state.pt"
 BIG = os.urandom(1_700_000)
 AT = f"Bridgehead/{KEY}"
-
-
-@pytest.fixture
-def cloud(tmp_path: Path) -> Cloud:
-    return Cloud(tmp_path / "cloud")
-
-
-@pytest.fixture
-def server(cloud: Cloud) -> Iterator[DriveServer]:
-    with DriveServer(cloud) as running:
-        yield running
-
-
-@pytest.fixture
-def api(server: DriveServer, tmp_path: Path) -> DriveApi:
-    return drive_api(server, token_file(tmp_path))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 
@@ -21,28 +20,13 @@ from bridgehead.errors import (
     VerificationError,
 )
 from bridgehead.records import StoreSpec
-from s3_rig import BUCKET, DEADLINE_S, Exchange, Gate, boto, gate_before, s3_endpoint, store_at
+from s3_rig import BUCKET, DEADLINE_S, Exchange, Gate, boto, store_at
 from vm_daemons.storage import s3_client
 from vm_daemons.storage.objects import Stored
 from vm_daemons.storage.s3_store import S3Store
 
 MIB = 1 << 20
 KEY = "demo/runs/r/checkpoints/slot-a/step-3.pt"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_endpoint() as url:
-        yield url
-
-
-@pytest.fixture
-def gate(endpoint: str) -> Iterator[Gate]:
-    """An empty bucket behind a gate."""
-    requests.post(f"{endpoint}/moto-api/reset", timeout=DEADLINE_S)
-    requests.put(f"{endpoint}/{BUCKET}", timeout=DEADLINE_S)
-    with gate_before(endpoint) as gate:
-        yield gate
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import requests
 
 from bridgehead.errors import (
     NotFoundError,
@@ -22,7 +20,7 @@ from bridgehead.errors import (
     VerificationError,
 )
 from bridgehead.records import StoreSpec
-from s3_rig import BUCKET, DEADLINE_S, KEYS, Exchange, Gate, boto, gate_before, s3_endpoint, store_at
+from s3_rig import BUCKET, DEADLINE_S, KEYS, Exchange, Gate, boto, store_at
 from support import wait_until
 from vm_daemons.storage import s3_upload
 from vm_daemons.storage.objects import ObjectStore, Stored
@@ -31,21 +29,6 @@ from vm_daemons.storage.s3_store import S3Store
 
 MIB = 1 << 20
 KEY = "demo/runs/r/checkpoints/slot-a/step-3.pt"
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with s3_endpoint() as url:
-        yield url
-
-
-@pytest.fixture
-def gate(endpoint: str) -> Iterator[Gate]:
-    """An empty bucket behind a gate."""
-    requests.post(f"{endpoint}/moto-api/reset", timeout=DEADLINE_S)
-    requests.put(f"{endpoint}/{BUCKET}", timeout=DEADLINE_S)
-    with gate_before(endpoint) as gate:
-        yield gate
 
 
 @pytest.fixture

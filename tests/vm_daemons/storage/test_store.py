@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from store_support import Faulty
+from store_support import Faulty, save
 
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import StoreDenied, StoreFull, StoreGone, SupersededError, VerificationError
@@ -26,35 +26,8 @@ from vm_run_support import run_folder, vm_home
 RUN = "train-0001-abc123"
 
 
-@pytest.fixture
-def drive(tmp_path: Path) -> Path:
-    folder = tmp_path / "drive"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def home(tmp_path: Path, drive: Path) -> VmHome:
-    return vm_home(tmp_path / "vm-a", store=drive)
-
-
-@pytest.fixture
-def run_dir(home: VmHome) -> Path:
-    return run_folder(home, "python train.py")
-
-
 def stored(drive: Path) -> Path:
     return drive / "demo" / names.VM_RUNS / RUN
-
-
-def save(run_dir: Path, step: int, content: bytes = b"weights") -> None:
-    """A committed local checkpoint with a file in a subfolder."""
-    root = run_dir / names.CHECKPOINTS
-    with checkpoints.staging(root) as staged:
-        (staged / "state.pt").write_bytes(content + str(step).encode())
-        (staged / "shards").mkdir()
-        (staged / "shards" / "0.bin").write_bytes(b"shard" * 1000)
-        checkpoints.commit(staged, root, step, {"epoch": step // 10})
 
 
 def end(run_dir: Path, state: RunState = RunState.DONE, attempt: int = 1) -> None:

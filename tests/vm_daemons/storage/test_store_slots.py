@@ -27,23 +27,6 @@ RUN = "train-0001-abc123"
 ROOT = f"demo/{names.STORE_RUNS}/{RUN}/{names.CHECKPOINTS}"
 
 
-@pytest.fixture
-def drive(tmp_path: Path) -> Path:
-    folder = tmp_path / "drive"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def home(tmp_path: Path, drive: Path) -> VmHome:
-    return vm_home(tmp_path / "vm-a", store=drive)
-
-
-@pytest.fixture
-def run_dir(home: VmHome) -> Path:
-    return run_folder(home, "python train.py")
-
-
 def using(home: VmHome, objects: ObjectStore) -> Store:
     return Store(home, lambda: objects)
 
