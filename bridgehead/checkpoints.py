@@ -193,6 +193,11 @@ def quarantined(root: Path) -> list[Path]:
     return [folder for _, folder in sorted(found)]
 
 
+def all_damaged(root: Path) -> bool:
+    """Whether there were checkpoints and none is left that may be good: only another copy helps."""
+    return bool(quarantined(root)) and not _folders(root)
+
+
 @contextlib.contextmanager
 def pinned(folder: Path, pins: Path) -> Iterator[Path]:
     """Second names (hard links, below `pins`) for a checkpoint's files, so that retention can't take it from a reader.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import checkpoints, files, image, names
+from bridgehead.checkpoints import CheckpointRefused
 from bridgehead.errors import UsageError, VerificationError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
@@ -84,7 +85,8 @@ def fetched_input(home: VmHome, run_id: str) -> Path:
 def needs_store(home: VmHome, command: Command) -> bool:
     """Whether something has to be brought from the store before the stage can start."""
     later = command.attempt > 1 or (command.spec is not None and command.spec.resume_from)
-    return bool(command.verb == Verb.RUN and later) or any(
+    damaged = checkpoints.all_damaged(home.run(command.run_id) / names.CHECKPOINTS)
+    return bool(command.verb == Verb.RUN and (later or damaged)) or any(
         _local_input(home, run_id) is None for run_id in command.inputs.values()
     )
 
@@ -104,13 +106,16 @@ def prepare(home: VmHome, store: Store, command: Command) -> dict[str, Path]:
     """Bring inputs and, for a later attempt, the newest checkpoint; stage -> folder of each input.
 
     When an earlier attempt turns out to have ended, its outputs and exit.json are there afterwards: nothing is to be
-    started. Raises VerificationError, NotFoundError, SupersededError, StoreError, OSError. Slow: it copies and hashes.
+    started. Raises VerificationError (CheckpointRefused: no copy is anywhere), NotFoundError, SupersededError,
+    StoreError, OSError. Slow: it copies and hashes.
     """
     if command.verb == Verb.RUN and command.attempt > 1:
         if store.available:
             inherit.logs(home, store, command)
             if _adopt(home, store, command):
                 return {}
+        _restore(home, store, command)
+    elif command.verb == Verb.RUN and checkpoints.all_damaged(home.run(command.run_id) / names.CHECKPOINTS):
         _restore(home, store, command)
     if command.verb == Verb.RUN and command.spec is not None and command.spec.resume_from:
         _begin_at(home, store, command, command.spec.resume_from)
@@ -155,6 +160,8 @@ def _restore(home: VmHome, store: Store, command: Command) -> None:
         say(run_dir, "--- goes on from the checkpoint on this VM's disk")
     else:
         where = "the store holds no checkpoint" if store.available else "there is no durable store"
+        if checkpoints.all_damaged(run_dir / names.CHECKPOINTS) and not (command.spec and command.spec.resume_from):
+            raise CheckpointRefused(f"no checkpoint on this VM's disk verifies, and {where}")
         say(run_dir, f"--- {where}: attempt {command.attempt} starts from the beginning")
 
 

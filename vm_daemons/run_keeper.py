@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bridgehead import names
+from bridgehead.checkpoints import CheckpointRefused
 from bridgehead.errors import BridgeheadError, StoreError, SupersededError, VerificationError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
@@ -161,7 +162,7 @@ class RunKeeper:
             return
         bad_copy = isinstance(error, VerificationError)
         task.bad_copies += bad_copy
-        if task.bad_copies >= BAD_COPY_TRIES:
+        if task.bad_copies >= BAD_COPY_TRIES or isinstance(error, CheckpointRefused):
             self.end_unstarted(task, RunState.FAILED, FailureClass.CHECKPOINT, str(error))
             return
         if isinstance(error, BridgeheadError) and not isinstance(error, StoreError) and not bad_copy:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from bridgehead import files, names, processes
+from bridgehead import checkpoints, files, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
@@ -235,6 +235,8 @@ class Runner:
         ending = failure.judge(code, stop_asked=self._stop_asked(), oom=oom, peak_bytes=peak_bytes, said=said)
         if ending.state is RunState.STOPPED and self._handed_over():
             return
+        if code == names.CHECKPOINT_EXIT_CODE and not self._stop_asked() and self._only_the_store_helps():
+            return
         used, budget = len(failure.deaths(self._dir, self._record.attempt)), self._budget()
         if ending.retry and used < budget and self._noted(ending):
             for line in leftovers:
@@ -242,6 +244,15 @@ class Runner:
             self._say(f"--- {ending.message}: retry {used + 1} of {budget}")
             return
         self._end(failure.spent(ending, used), code, leftovers)
+
+    def _only_the_store_helps(self) -> bool:
+        """True when no checkpoint on this disk verifies: no end, for the daemon brings the store's and starts again."""
+        if not checkpoints.all_damaged(self._dir / names.CHECKPOINTS):
+            return False
+        self._say("--- no checkpoint on this VM's disk verifies: the newest in the store is brought, if there is one")
+        with contextlib.suppress(OSError):  # no death of the stage's own, so none is counted
+            (self._dir / names.PROCESS).unlink()
+        return True
 
     def _budget(self) -> int:
         """How often it may be started again; a shell command never is, since nobody knows what it did."""

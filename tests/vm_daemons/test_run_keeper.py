@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from bridgehead import names
+from bridgehead import checkpoints, names
 from bridgehead.errors import NotFoundError, StoreDenied, StoreFull, StoreGone, VerificationError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import Command
 from command_rig import Rig
+from support import wait_until
 from vm_daemons import run_folder, run_keeper
+from vm_daemons.storage.store import Store
 from vm_run_support import log_of, python
 
 
@@ -62,3 +64,55 @@ def test_what_waiting_can_not_mend_ends_the_run(
         ended = rig.wait_for_exit(train)
     assert (ended.state, ended.failure_class) == (RunState.FAILED, failure)
     assert not (rig.dir(train) / names.DEATHS).exists()
+
+
+SAVES_THEN_DIES = python(
+    "import bridgehead, os, signal, time\n"
+    "run = bridgehead.current_run()\n"
+    "found = run.latest_checkpoint()\n"
+    "if found is not None:\n"
+    "    raise SystemExit(print('resumed at', found.step))\n"
+    "for step in (10, 20):\n"
+    "    with run.checkpoint(step) as folder: (folder / 'w').write_bytes(b'w' * 100)\n"
+    "while not (run.folder / 'go').exists(): time.sleep(0.02)\n"
+    "os.kill(os.getpid(), signal.SIGKILL)"
+)
+
+
+def die_with_every_local_checkpoint_damaged(rig: Rig, train: Command, *, mirrored: bool) -> None:
+    folders = [rig.dir(train) / names.CHECKPOINTS / checkpoints.folder_name(step) for step in (10, 20)]
+    wait_until(lambda: all((folder / names.CHECKPOINT_MANIFEST).exists() for folder in folders), what="checkpoints")
+    if mirrored:
+        info = Store(rig.home).mirror(rig.dir(train))
+        assert info is not None and info.step == 20
+    for folder in folders:
+        (folder / "w").write_bytes(b"x" * 100)
+    (rig.dir(train) / "go").touch()
+
+
+def test_when_every_checkpoint_on_the_disk_is_damaged_the_stores_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "drive").mkdir()
+    rig = Rig(tmp_path / "vm", tmp_path / "drive")
+    with rig.daemon():
+        train = rig.run(SAVES_THEN_DIES)
+        rig.laptop.queue(train)
+        die_with_every_local_checkpoint_damaged(rig, train, mirrored=True)
+        ended = rig.wait_for_exit(train)
+    log = log_of(rig.dir(train))
+    assert (ended.state, ended.attempt) == (RunState.DONE, 1), log
+    assert "passed over checkpoint 20" in log
+    assert "checkpoint 20 restored from the store" in log and "resumed at 20" in log
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_without_another_copy_it_never_starts_from_nothing_in_silence(tmp_path: Path, has_store: bool) -> None:
+    (tmp_path / "drive").mkdir()
+    rig = Rig(tmp_path / "vm", tmp_path / "drive" if has_store else None)
+    with rig.daemon():
+        train = rig.run(SAVES_THEN_DIES)
+        rig.laptop.queue(train)
+        die_with_every_local_checkpoint_damaged(rig, train, mirrored=False)
+        ended = rig.wait_for_exit(train)
+    assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.CHECKPOINT)
+    assert "no checkpoint on this VM's disk verifies" in ended.message
+    assert len(checkpoints.quarantined(rig.dir(train) / names.CHECKPOINTS)) == 2
