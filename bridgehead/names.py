@@ -66,6 +66,7 @@ IN_FOLDER: Final = "in"
 PRIVATE_FOLDER: Final = ".bridgehead"
 LEDGER_FILE: Final = "ledger.sqlite3"
 KEYS_FILE: Final = "keys.json"
+AUDIT_FILE: Final = "audit.jsonl"  # what was commanded, by whom, and what came of it; older ones: audit-1.jsonl …
 BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
 BRIDGE_LOG: Final = "bridge.log"
 
@@ -84,6 +85,7 @@ VM_RUNS: Final = "runs"
 VM_STATE: Final = "state"
 VM_RECORD: Final = "vm.json"
 VM_PAIRING: Final = "pairing.json"  # 0600
+VM_SHELL: Final = "shell.json"  # whether the project allows sh:, as its laptop last said
 VM_JOURNAL: Final = "journal.jsonl"
 VM_REVOKED: Final = "revoked.json"  # [{"run_id", "attempt"}]: runs that now belong to another VM or attempt
 COMMAND_DAEMON: Final = "command_daemon"

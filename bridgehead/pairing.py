@@ -12,6 +12,7 @@ from bridgehead.errors import PairingError
 
 _PREFIX = "bh1."
 _URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(?:/[A-Za-z0-9._~\-/]*)?\Z")
+FORMER_MAX = 4
 _HINT = "copy the whole code again: bridgehead notebook"
 
 
@@ -20,7 +21,8 @@ class Pairing:
     """Where the bridge is, the key (32 bytes), the SHA-256 of the boot archive (hex), and where the store lies.
 
     `store` is the folder on the VM that the project names, to find the ship there while the laptop is off; "" when it
-    names none, and in the codes of before.
+    names none, and in the codes of before. `allow_sh` says whether this VM runs shell commands at all. `former` are
+    the keys that this one was rotated from, newest first: good for reading what lies in the store, and for no request.
     """
 
     url: str
@@ -29,19 +31,30 @@ class Pairing:
     boot_sha256: str
     protocol: int = names.PROTOCOL
     store: str = ""
+    allow_sh: bool = True
+    former: tuple[bytes, ...] = field(default=(), repr=False)
+
+    @property
+    def document_keys(self) -> tuple[bytes, ...]:
+        """The keys that a document in the store may be signed with."""
+        return (self.key, *self.former)
 
     def encode(self) -> str:
         body: dict[str, object] = {
             "v": self.protocol,
             "url": self.url,
             "kid": self.key_id,
-            "key": base64.urlsafe_b64encode(self.key).decode().rstrip("="),
+            "key": _pad_off(self.key),
             "boot": self.boot_sha256,
         }
         if self.store:
             body["store"] = self.store
+        if not self.allow_sh:
+            body["sh"] = False
+        if self.former:
+            body["former"] = [_pad_off(key) for key in self.former[:FORMER_MAX]]
         raw = json.dumps(body, separators=(",", ":")).encode()
-        return _PREFIX + base64.urlsafe_b64encode(raw).decode().rstrip("=")
+        return _PREFIX + _pad_off(raw)
 
 
 def decode(code: str) -> Pairing:
@@ -53,10 +66,19 @@ def decode(code: str) -> Pairing:
         body = json.loads(_unpad(text[len(_PREFIX) :]))
         key = _unpad(body["key"])
         store = str(body.get("store") or "")
-        pairing = Pairing(str(body["url"]), str(body["kid"]), key, str(body["boot"]), int(body["v"]), store)
+        pairing = Pairing(
+            str(body["url"]),
+            str(body["kid"]),
+            key,
+            str(body["boot"]),
+            int(body["v"]),
+            store,
+            allow_sh=body.get("sh", True) is True,
+            former=tuple(_unpad(text) for text in body.get("former", [])[:FORMER_MAX]),
+        )
     except (ValueError, KeyError, TypeError, AttributeError):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT) from None
-    if len(key) != 32 or not re.fullmatch(r"[0-9a-f]{64}", pairing.boot_sha256):
+    if any(len(each) != 32 for each in pairing.document_keys) or not re.fullmatch(r"[0-9a-f]{64}", pairing.boot_sha256):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT)
     if store and not (store.startswith("/") and store.isprintable()):
         raise PairingError("the pairing code names no usable store", hint=_HINT)
@@ -68,6 +90,10 @@ def decode(code: str) -> Pairing:
             hint="run the bootstrap cell again",
         )
     return pairing
+
+
+def _pad_off(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
 def _unpad(text: str) -> bytes:

@@ -7,12 +7,13 @@ can't pass for a request, nor what the VM signs for what the laptop signs.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -180,6 +181,14 @@ def _signature_base(
 def sign_document(key: bytes, kind: str, body: Mapping[str, Any]) -> dict[str, Any]:
     """`{"kind", "body", "sig"}`: whoever holds the tunnel can read it and can't change or make one."""
     return {"kind": kind, "body": body, "sig": _document_signature(key, kind, body)}
+
+
+def open_document_of_any(keys: Sequence[bytes], kind: str, document: object) -> dict[str, Any]:
+    """`open_document` for what may be older than the last rotation: the first key that fits. Raises PairingError."""
+    for key in keys[:-1]:
+        with contextlib.suppress(PairingError):
+            return open_document(key, kind, document)
+    return open_document(keys[-1], kind, document)
 
 
 def open_document(key: bytes, kind: str, document: object) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 from bridgehead import names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import cell, daemons, mounting, payload, takeover
+from vm_daemons import cell, daemons, key_rotation, mounting, payload, takeover
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
 from vm_daemons.peers import Peers
@@ -57,6 +57,7 @@ def boot(home: VmHome, code: str) -> None:
     began = time.monotonic()
     pairing = decode(code)
     home.create()
+    pairing = key_rotation.newest(home, pairing)
     home.save_pairing(pairing)
     _unpack_api(home, pairing)
     record = home.update_record(boot_id=processes.boot_id(), ship_sha256=pairing.boot_sha256)

@@ -11,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import re
 import secrets
 import threading
@@ -33,6 +34,7 @@ from bridgehead.errors import (
     UsageError,
     VerificationError,
 )
+from bridgehead.pairing import Pairing
 from bridgehead.records import AckRecord, Command, Heartbeat
 from vm_daemons.home import VmHome
 from vm_daemons.storage.pace import Backoff as Backoff
@@ -41,6 +43,8 @@ CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 20.0
 BODY_TIMEOUT_S = 90.0  # a part of 16 MiB through a slow tunnel, and the fsync at its end
 PARTIAL_UPLOAD = "application/partial-upload"
+_WAITS_MAX = 5  # times that one request is told 429 before it fails
+_WAIT_MAX_S = 30.0
 _DOWNLOAD_TRIES = 6  # without a byte of progress between them
 _READ_BYTES = 1 << 16  # what a cut may cost: the library drops the piece that was under way
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-")
@@ -79,7 +83,7 @@ class BridgeClient:
         documents = _json_object(answer).get("commands")
         if not isinstance(documents, list):
             raise TransferError("the bridge's answer holds no list of commands")
-        key = self._home.pairing().key
+        key = self.signed_with().key  # not the newest: it may have been rotated while the poll waited
         opened = [Command.from_json(signing.open_document(key, "command", document)) for document in documents]
         return [command for command in opened if command.vm_id == self.vm_id]
 
@@ -229,6 +233,11 @@ class BridgeClient:
 
     # --- one request ----------------------------------------------------------------------------------
 
+    def signed_with(self) -> Pairing:
+        """The pairing that this thread's last request was signed with; its answer is signed with the same."""
+        pairing: Pairing = self._local.pairing
+        return pairing
+
     def _call(
         self,
         method: str,
@@ -241,10 +250,35 @@ class BridgeClient:
         answer_s: float = ANSWER_TIMEOUT_S,
         stream: bool = False,
     ) -> requests.Response:
-        pairing = self._home.pairing()
+        """One request; again when it is told to wait, and when its key was rotated while it was under way."""
+        waits = 0
+        while True:
+            answer = self._send(method, path, query, headers or {}, body, nonce, answer_s, stream)
+            if 200 <= answer.status_code < 300:
+                return answer
+            with answer:
+                error = _error(answer)
+            if answer.status_code == 429 and waits < _WAITS_MAX:
+                waits += 1
+                time.sleep(_retry_after_s(answer))
+            elif answer.status_code != 401 or self._home.pairing().key_id == self.signed_with().key_id:
+                raise error
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        nonce: str | None,
+        answer_s: float,
+        stream: bool,
+    ) -> requests.Response:
+        pairing = self._local.pairing = self._home.pairing()
         session = self._session()
         url = pairing.url.rstrip("/") + path + (f"?{query}" if query else "")
-        sent = {"Accept-Encoding": "identity", "User-Agent": "bridgehead", **(headers or {})}
+        sent = {"Accept-Encoding": "identity", "User-Agent": "bridgehead", **headers}
         # As a file, so that the timeout holds for each 16 KiB that is sent and not for all of them on a slow line.
         data = io.BytesIO(body) if body else None
         prepared = session.prepare_request(requests.Request(method, url, headers=sent, data=data))
@@ -258,15 +292,11 @@ class BridgeClient:
         )
         settings = session.merge_environment_settings(url, {}, stream, None, None)
         try:
-            answer = session.send(prepared, timeout=(CONNECT_TIMEOUT_S, answer_s), allow_redirects=False, **settings)
+            return session.send(prepared, timeout=(CONNECT_TIMEOUT_S, answer_s), allow_redirects=False, **settings)
         except requests.RequestException as error:
             raise TransferError(
                 f"the bridge at {urlsplit(pairing.url).netloc} does not answer ({type(error).__name__})"
             ) from None
-        if not 200 <= answer.status_code < 300:
-            with answer:
-                raise _error(answer)
-        return answer
 
     def _session(self) -> requests.Session:
         session: requests.Session | None = getattr(self._local, "session", None)
@@ -275,7 +305,7 @@ class BridgeClient:
         return session
 
     def _open_reply(self, kind: str, document: dict[str, Any], nonce: str) -> dict[str, Any]:
-        body = signing.open_document(self._home.pairing().key, kind, document)
+        body = signing.open_document(self.signed_with().key, kind, document)
         if body.get("reply_to") != nonce:
             raise PairingError(f"signed {kind} that answer another request", hint="somebody replays old answers")
         return body
@@ -306,6 +336,8 @@ def _error(answer: requests.Response) -> BridgeheadError:
             "the laptop does not accept this VM's signature",
             hint="run the bootstrap cell again with a new code; also check that both clocks are right",
         )
+    if status == 403 and told.get("code") == PairingError.code:  # not the 403 of somebody on the way
+        return PairingError(message, hint=hint)
     if status == 409 and told.get("code") == SupersededError.code:
         return SupersededError(message, hint=hint)
     if status == 409 and answer.headers.get(names.HEADER_OFFSET, "").isdigit():
@@ -315,6 +347,12 @@ def _error(answer: requests.Response) -> BridgeheadError:
     if status == 413:
         return UsageError(message, hint=hint)
     return TransferError(message, hint=hint)
+
+
+def _retry_after_s(answer: requests.Response) -> float:
+    """How long to wait before the next try; with jitter, so that many who were told so don't come at once."""
+    told = answer.headers.get("Retry-After", "")
+    return min(float(told) if told.isdigit() else 1.0, _WAIT_MAX_S) * random.uniform(1.0, 1.5)
 
 
 def _error_member(answer: requests.Response) -> dict[str, Any]:

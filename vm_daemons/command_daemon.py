@@ -20,7 +20,7 @@ from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
-from vm_daemons import beats, payload
+from vm_daemons import beats, key_rotation, payload
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
 from vm_daemons.client import BridgeClient
@@ -208,6 +208,8 @@ class CommandDaemon:
         elif command.verb == Verb.SH and command.former_vm:  # begun elsewhere: it is never started a second time
             reason = f"{command.former_vm} is dead, and nobody knows what it did"
             self._answer(command, names.Ack.UNKNOWN, reason=reason)
+        elif command.verb == Verb.SH and (reason := self._refuses_shell(command)):
+            self._answer(command, names.Ack.REJECTED, reason=reason)
         elif command.verb in (Verb.RUN, Verb.SH) and command.spec is not None and paths.is_run_id(command.run_id):
             former = self._tasks.get(command.id)
             if former is not None:  # this VM lost the run and got it back; its old attempt may not go on
@@ -219,6 +221,11 @@ class CommandDaemon:
             self._report(command)
         else:
             self._answer(command, names.Ack.REJECTED, reason=f"this VM can't read the command {command.verb!r}")
+
+    def _refuses_shell(self, command: Command) -> str:
+        """Why not, "" when it may run. One that was begun before it was switched off goes on."""
+        entry = self._journal.entry(command)
+        return "" if entry is not None and entry.starts else key_rotation.refuses_shell(self._home)
 
     def _read_revoked(self) -> None:
         path = self._home.state / names.VM_REVOKED

@@ -12,6 +12,7 @@ from typing import Any
 
 from bridgehead import files, names, paths
 from bridgehead.errors import TransferError, UsageError, VerificationError
+from vm_daemons import key_rotation
 from vm_daemons.client import BridgeClient
 from vm_daemons.gauges import disk
 from vm_daemons.home import VmHome
@@ -50,6 +51,7 @@ def install(home: VmHome, document: dict[str, Any], bring: Callable[[list[dict[s
     _write_known(home, entries)
     files.write_json(home.state / names.PAYLOAD_MANIFEST, document)
     home.update_record(payload_sha256=manifest["payload_sha256"])
+    key_rotation.heed_switch(home, manifest)
     told = {key: manifest[key] for key in ("project", "ship_sha256", "payload_sha256", "requirements", "store", "vm")}
     fetched_bytes = sum(int(entry["size"]) for entry in wanted)
     counts = {"files": len(entries), "fetched": len(wanted), "fetched_bytes": fetched_bytes, "removed": removed}

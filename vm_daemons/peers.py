@@ -89,7 +89,7 @@ class Peers:
 
     def _verify(self, line: dict[str, Any]) -> None:
         document = {"kind": "command", "body": line["command"], "sig": line.get("sig")}
-        signing.open_document(self._home.pairing().key, "command", document)
+        signing.open_document_of_any(self._home.pairing().document_keys, "command", document)
 
 
 def signer(home: VmHome) -> Callable[[dict[str, Any]], str]:

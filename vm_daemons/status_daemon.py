@@ -23,7 +23,7 @@ from typing import Any
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
-from vm_daemons import beats, daemons, lifetime
+from vm_daemons import beats, daemons, key_rotation, lifetime
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.gauges import Gauges, age_s
 from vm_daemons.home import VmHome
@@ -230,6 +230,7 @@ class StatusDaemon:
 
     def _heartbeat_step(self) -> float:
         hints = self._client.heartbeat(self._beat())
+        key_rotation.heed(self._home, hints, self._client.signed_with().key_id)
         (self._home.state / daemons.CONTACT_MARK).touch()
         self._heartbeat_s = min(60.0, max(0.5, float(hints.get("heartbeat_s", 5))))
         revoked = hints.get("revoked", [])

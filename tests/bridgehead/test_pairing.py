@@ -67,3 +67,21 @@ def test_another_protocol_says_what_to_do() -> None:
     with pytest.raises(PairingError) as caught:
         decode(Pairing("http://h", "kid-1", bytes(32), "ab" * 32, protocol=2).encode())
     assert "bootstrap cell" in caught.value.hint
+
+
+def test_a_code_says_that_its_vm_runs_no_shell_commands_and_what_keys_were_before() -> None:
+    narrow = dataclasses.replace(PAIRING, allow_sh=False, former=(bytes(32), bytes([7] * 32)))
+    assert decode(narrow.encode()) == narrow
+    assert decode(narrow.encode()).document_keys == (PAIRING.key, *narrow.former)
+    assert "\\x07" not in repr(narrow)
+
+
+def test_only_plain_true_lets_a_vm_run_shell_commands() -> None:
+    body = json.loads(base64.urlsafe_b64decode(PAIRING.encode()[4:] + "=="))
+    code = "bh1." + base64.urlsafe_b64encode(json.dumps({**body, "sh": "yes"}).encode()).decode()
+    assert decode(code).allow_sh is False
+
+
+def test_a_former_key_of_another_length_is_refused() -> None:
+    with pytest.raises(PairingError, match="cut or damaged"):
+        decode(dataclasses.replace(PAIRING, former=(b"short",)).encode())

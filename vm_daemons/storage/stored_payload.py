@@ -84,7 +84,7 @@ def _body(home: VmHome, document: object) -> dict[str, Any] | None:
     """The manifest in a document that our laptop signed for the Bridgehead that runs here; else None."""
     pairing = home.pairing()
     try:
-        body = signing.open_document(pairing.key, "manifest", document)
+        body = signing.open_document_of_any(pairing.document_keys, "manifest", document)
     except (PairingError, RecursionError):
         return None
     return body if body.get("ship_sha256") == pairing.boot_sha256 else None
