@@ -76,7 +76,7 @@ def decode(code: str) -> Pairing:
             allow_sh=body.get("sh", True) is True,
             former=tuple(_unpad(text) for text in body.get("former", [])[:FORMER_MAX]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT) from None
     if any(len(each) != 32 for each in pairing.document_keys) or not re.fullmatch(r"[0-9a-f]{64}", pairing.boot_sha256):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT)

@@ -159,7 +159,10 @@ def verify_request(
         raise PairingError("signature does not cover the request")
     if abs(now_s - signed.created) > SKEW_S:
         raise PairingError("stale signature", hint="check the clock of this machine")
-    base = _signature_base(signed.components, signed.params, method, path, query, headers)
+    try:
+        base = _signature_base(signed.components, signed.params, method, path, query, headers)
+    except UnicodeEncodeError:  # a server hands on bytes that are no text as lone surrogates; we sign none
+        raise PairingError("what was signed is no text") from None
     if not hmac.compare_digest(hmac.digest(derive(key, REQUESTS), base, "sha256"), signed.signature):
         raise PairingError("wrong signature")
 
@@ -198,7 +201,11 @@ def open_document(key: bytes, kind: str, document: object) -> dict[str, Any]:
     body, signature = document.get("body"), document.get("sig")
     if not isinstance(body, dict) or not isinstance(signature, str):
         raise PairingError(f"a signed {kind} without body or signature")
-    if not hmac.compare_digest(_document_signature(key, kind, body).encode(), signature.encode()):
+    try:
+        expected = _document_signature(key, kind, body)
+    except (RecursionError, ValueError):  # nested deeper than it can be written down again
+        raise PairingError(f"a signed {kind} that can't be read") from None
+    if not hmac.compare_digest(expected.encode(), signature.encode(errors="replace")):
         raise PairingError(f"a {kind} whose signature is wrong", hint="it did not come from your laptop")
     return body
 

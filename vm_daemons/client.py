@@ -47,7 +47,8 @@ _WAITS_MAX = 5  # times that one request is told 429 before it fails
 _WAIT_MAX_S = 30.0
 _DOWNLOAD_TRIES = 6  # without a byte of progress between them
 _READ_BYTES = 1 << 16  # what a cut may cost: the library drops the piece that was under way
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-")
+_OFFSET = re.compile(r"[0-9]{1,15}\Z")
 
 
 class OffsetConflict(TransferError):
@@ -340,7 +341,7 @@ def _error(answer: requests.Response) -> BridgeheadError:
         return PairingError(message, hint=hint)
     if status == 409 and told.get("code") == SupersededError.code:
         return SupersededError(message, hint=hint)
-    if status == 409 and answer.headers.get(names.HEADER_OFFSET, "").isdigit():
+    if status == 409 and _OFFSET.match(answer.headers.get(names.HEADER_OFFSET, "")):
         return OffsetConflict(int(answer.headers[names.HEADER_OFFSET]))
     if status == 404:
         return NotFoundError(message, hint=hint)
@@ -358,7 +359,7 @@ def _retry_after_s(answer: requests.Response) -> float:
 def _error_member(answer: requests.Response) -> dict[str, Any]:
     try:
         told = answer.json()["error"]
-    except (ValueError, KeyError, TypeError, requests.RequestException):
+    except (ValueError, KeyError, TypeError, RecursionError, requests.RequestException):
         return {}
     return told if isinstance(told, dict) else {}
 
@@ -366,7 +367,7 @@ def _error_member(answer: requests.Response) -> dict[str, Any]:
 def _json_object(answer: requests.Response) -> dict[str, Any]:
     try:
         value = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TransferError("something other than the bridge answered: not JSON") from None
     if not isinstance(value, dict):
         raise TransferError("something other than the bridge answered: not a JSON object")
@@ -375,7 +376,7 @@ def _json_object(answer: requests.Response) -> dict[str, Any]:
 
 def _upload(answer: requests.Response) -> Upload:
     offset = answer.headers.get(names.HEADER_OFFSET, "")
-    if not offset.isdigit():
+    if not _OFFSET.match(offset):
         raise TransferError(f"the bridge's answer holds no {names.HEADER_OFFSET}")
     return Upload(int(offset), answer.headers.get(names.HEADER_COMPLETE) == "?1")
 

@@ -16,6 +16,7 @@ from vm_daemons import key_rotation
 from vm_daemons.client import BridgeClient
 from vm_daemons.gauges import disk
 from vm_daemons.home import VmHome
+from vm_daemons.manifest_check import entries_of
 
 _WORKERS = 4  # small files cost a round trip each
 _KNOWN = "payload.json"  # what the last manifest put here; in state/, private to this module
@@ -39,7 +40,7 @@ def install(home: VmHome, document: dict[str, Any], bring: Callable[[list[dict[s
     `removed`. Raises as `sync`, and what `bring` raises.
     """
     manifest = document["body"]
-    entries = {paths.check_relative(entry["path"]): entry for entry in manifest["files"]}
+    entries = entries_of(manifest)
     known = _read_known(home)
     removed = _remove_dropped(home, known, entries)
     wanted = [entry for path, entry in entries.items() if not _is_current(home, path, entry, known.get(path))]
