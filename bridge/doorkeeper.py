@@ -10,8 +10,24 @@ from typing import Any
 
 from aiohttp import web
 
+from bridge import answers
+from bridgehead.errors import UsageError
+
 CONNECTIONS_MAX = 512  # a quick tunnel lets 200 requests through at once
 HEAD_TIMEOUT_S = 10.0
+
+
+class _Connection(web.RequestHandler):
+    """One connection; what is no request is refused in our words, without the library's name and version."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer is under way already")
+        return answers.answer_refusal(answers.Refused(status, UsageError("not a request"), close=True))
 
 
 class DoorkeepingServer(web.Server):
@@ -19,7 +35,11 @@ class DoorkeepingServer(web.Server):
 
     def __init__(self, handler: Any, **settings: Any) -> None:
         super().__init__(handler, request_factory=self._hear, **settings)
+        self._settings = settings
         self._waited_for: dict[web.RequestHandler, asyncio.TimerHandle] = {}
+
+    def __call__(self) -> web.RequestHandler:
+        return _Connection(self, loop=asyncio.get_running_loop(), **self._settings)
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
