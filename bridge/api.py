@@ -156,6 +156,8 @@ class Api:
             return await self._manifest(caller)
         if path == names.QUEUE_TEXT_PATH:
             return await self._queue_text()
+        if path == names.PROBE_PATH:
+            return answer_json(signing.sign_document(caller.key, "probe", {"reply_to": caller.nonce}))
         if path == names.QUEUE_PATH and request.method == "GET":
             return await self._poll(request, caller, address)
         raise _no_such(address)

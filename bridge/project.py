@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from bridge.tunnels.spec import TunnelSpec
 from bridgehead.records import StageSpec, StoreSpec, VmRules
 
 
@@ -19,6 +20,7 @@ class ProjectView:
     requirements: list[str] = field(default_factory=list)  # pip lines for the VM
     store: StoreSpec = field(default_factory=StoreSpec)
     vm: VmRules = field(default_factory=VmRules)
+    tunnel: TunnelSpec = field(default_factory=TunnelSpec)
 
 
 LoadProject = Callable[[], ProjectView]  # raises ProjectError when the file has a mistake

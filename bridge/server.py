@@ -44,6 +44,7 @@ class BridgeSettings:
     load_project: LoadProject
     host: str = "127.0.0.1"
     port: int = names.DEFAULT_PORT  # 0: any free one
+    also_host: str = ""  # an address of the local network to listen on with the same port
     long_poll_max_s: float = names.LONG_POLL_S
 
 
@@ -83,6 +84,9 @@ class Bridge:
             stack.push_async_callback(_end, sweeper)
             await web.SockSite(runner, listener).start()
             self.port = int(listener.getsockname()[1])
+            also = _listen_also(self.settings.also_host, self.port)
+            if also is not None:
+                await web.SockSite(runner, stack.enter_context(also)).start()
             self._running = stack.pop_all()
 
     async def stop(self) -> None:
@@ -143,9 +147,20 @@ async def _end(task: asyncio.Task[None]) -> None:
         await task
 
 
+def _listen_also(host: str, port: int) -> socket.socket | None:
+    """None where that is not ours to take: another machine's address, or one where a reverse proxy listens."""
+    if not host:
+        return None
+    try:
+        return _listen(host, port)
+    except BridgeDownError as error:
+        log.warning("only 127.0.0.1 is served: %s", error.message)
+        return None
+
+
 def _listen(host: str, port: int) -> socket.socket:
     """Bind before anything else is opened. Raises BridgeDownError."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     try:
         if os.name == "posix":  # else a restarted bridge waits a minute for its port; on Windows it would share it
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -116,6 +116,7 @@ ENV_LOCAL_VM: Final = "BRIDGEHEAD_LOCAL_VM"  # tags every process of a local not
 
 # --- HTTP ----------------------------------------------------------------------------------------
 HEALTH_PATH: Final = "/healthz"
+PROBE_PATH: Final = "/probe"  # the laptop asks itself this through the public address
 SERVE_PREFIX: Final = "/serve/"
 BOOT_ARCHIVE: Final = "boot.zip"
 PAYLOAD_MANIFEST: Final = "manifest.json"

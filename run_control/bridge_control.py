@@ -22,7 +22,7 @@ from bridgehead.pairing import Pairing
 from run_control import locks, project_file
 from run_control.project import Project
 
-START_TIMEOUT_S = 90.0  # a tunnel may need a minute
+START_TIMEOUT_S = 150.0  # a tunnel may need a minute, and its name another one to be known everywhere
 STOP_TIMEOUT_S = 20.0
 TUNNEL_STOP_TIMEOUT_S = 3.0  # after each signal
 DISK_MIN_BYTES = 32 << 20
@@ -42,6 +42,9 @@ class LiveBridge:
     url: str = ""
     boot_sha256: str = ""
     tunnel: str = ""
+    tunnel_state: str = ""  # a bridge.front_door.DoorState
+    tunnel_since: float = 0.0  # seconds since 1970
+    tunnel_note: str = ""  # what is wrong with the way in
 
 
 def find(project: Project) -> LiveBridge | None:
@@ -104,8 +107,11 @@ def pairing(project: Project, live: LiveBridge) -> Pairing:
     return Pairing(live.url, key_id, key, live.boot_sha256, store=store)
 
 
-def start(project: Project, *, port: int, tunnel: str) -> LiveBridge:
-    """Start the bridge detached and wait until it serves. Raises BridgeDownError that says what stands in the way."""
+def start(project: Project, *, port: int, tunnel: str = "") -> LiveBridge:
+    """Start the bridge detached and wait until it serves through its public address.
+
+    `tunnel` is a kind, "" the one that the project file names. Raises BridgeDownError that says what stands in the way.
+    """
     record = _record(project)
     other = _holder(project)
     if other is not None:
@@ -225,7 +231,8 @@ def detached_environment() -> dict[str, str]:
 
 
 def _spawn(project: Project, port: int, tunnel: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", _MODULE, str(project.root), "--port", str(port), "--tunnel", tunnel]
+    command = [sys.executable, "-m", _MODULE, str(project.root), "--port", str(port)]
+    command += ["--tunnel", tunnel] if tunnel else []
     project.bridge_record.unlink(missing_ok=True)
     log = os.open(project.bridge_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     try:

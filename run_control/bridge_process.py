@@ -1,4 +1,4 @@
-"""The bridge as a process of its own: `python -m run_control.bridge_process ROOT --port N --tunnel NAME`.
+"""The bridge as a process of its own: `python -m run_control.bridge_process ROOT --port N [--tunnel KIND]`.
 
 Started detached by `bridgehead up`. What it is and where it listens stands in .bridgehead/bridge.json, written anew
 whenever that changes; a lock on .bridgehead/bridge.lock makes a second one in the same project refuse, and the lock
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import logging
 import os
 import signal
 import sys
@@ -18,16 +19,21 @@ from pathlib import Path
 from typing import Any
 
 from bridge import tunnels
+from bridge.front_door import FrontDoor, Standing
+from bridge.probe import Probe
 from bridge.server import Bridge, BridgeSettings
 from bridge.tunnels.base import Tunnel
+from bridge.tunnels.none import lan_host
+from bridge.tunnels.spec import TunnelSpec
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeDownError, BridgeheadError
-from run_control import locks, notebook, project_file
+from run_control import locks, notebook, project_file, tunnel_table
 from run_control.project import Project
 
 TUNNEL_READY_S = 60.0
-_LOOK_S = 2.0  # between two looks whether the tunnel has a new process
-_STOP = ""  # in place of the tunnel's next address
+_HEARD_S = 30.0  # a VM beats every 5 s
+_TAIL_LINES = 20  # of the tunnel's own output, into our log when it fails
+_log = logging.getLogger(__name__)
 
 
 class BridgeState:
@@ -41,10 +47,10 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m run_control.bridge_process")
     parser.add_argument("root", type=Path)
     parser.add_argument("--port", type=int, default=names.DEFAULT_PORT)
-    parser.add_argument("--tunnel", default="none")
+    parser.add_argument("--tunnel", default="", help="default: what [tunnel] of the project file says")
     args = parser.parse_args(argv)
     project = Project(args.root)
-    record = _Record(project.bridge_record, args.tunnel)
+    record = _Record(project.bridge_record)
     lock = locks.take(project.bridge_lock)
     if lock is None:
         sys.stderr.write("another bridge serves this project\n")
@@ -52,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         record.write(BridgeState.STARTING)
         locks.describe(lock, record.identity())  # after the record: a lock without one means that it was lost
-        asyncio.run(_serve(project, args.port, args.tunnel, record))
+        asyncio.run(_until_told(project, args.port, args.tunnel, record))
         locks.describe(lock, {})  # before the record goes, or it would look lost
         project.bridge_record.unlink(missing_ok=True)
         return 0
@@ -70,67 +76,107 @@ def main(argv: list[str] | None = None) -> int:
 class _Record:
     """bridge.json. Its writer is this process alone."""
 
-    def __init__(self, path: Path, tunnel: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._path = path
+        self._written: dict[str, Any] = {}
         pid = os.getpid()
-        self._fixed = {
+        self._always: dict[str, Any] = {
             "v": names.RECORD_VERSION,
             "pid": pid,
             "start": processes.start_ticks(pid),
             "boot_id": processes.boot_id(),
             "started": time.time(),
-            "tunnel": tunnel,
         }
 
     def identity(self) -> dict[str, Any]:
         """What tells this very process from all others."""
-        return {key: self._fixed[key] for key in ("pid", "start", "boot_id")}
+        return {key: self._always[key] for key in ("pid", "start", "boot_id")}
+
+    def always(self, **values: Any) -> None:
+        """What is in it from now on."""
+        self._always.update(values)
 
     def write(self, state: str, **values: Any) -> None:
-        files.write_json(self._path, {**self._fixed, "state": state, **values}, mode=0o600)
+        """Does nothing when that is what it says already."""
+        record = {**self._always, "state": state, **values}
+        if record != self._written:
+            files.write_json(self._path, record, mode=0o600)
+            self._written = record
 
 
-async def _serve(project: Project, port: int, tunnel_name: str, record: _Record) -> None:
-    bridge = Bridge(BridgeSettings(project.root, project_file.loader(project.root), port=port))
-    loop = asyncio.get_running_loop()
-    addresses: asyncio.Queue[str] = asyncio.Queue()
+async def _until_told(project: Project, port: int, kind: str, record: _Record) -> None:
+    """Serve until a signal comes, whatever is under way then. Raises what the serving ends with."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
     for sig in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(sig, lambda *_: _tell(loop, addresses, _STOP))  # the loop's own handlers are for POSIX alone
+        signal.signal(sig, lambda *_: loop.call_soon_threadsafe(told.set))  # the loop's own are for POSIX alone
+    spec = tunnel_table.with_kind(project_file.load(project.root).tunnel, kind)
+    record.always(tunnel=spec.kind)
+    serving = asyncio.create_task(_serve(project, port, spec, record))
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    for task in (serving, waiting):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
+async def _serve(project: Project, port: int, spec: TunnelSpec, record: _Record) -> None:
+    settings = BridgeSettings(
+        project.root, project_file.loader(project.root), port=port, also_host=lan_host(spec, port)
+    )
+    bridge = Bridge(settings)
+    loop = asyncio.get_running_loop()
     # A tunnel that comes back under another name says so from a thread of its own.
-    tunnel = tunnels.make(tunnel_name, on_new_url=lambda url: _tell(loop, addresses, url))
+    tunnel = tunnels.make(spec, on_new_url=lambda url: _call_on(loop, door.moved, url))
     await bridge.start()
     try:
+        door = _front_door(project, bridge, tunnel, record)
         await asyncio.to_thread(tunnel.start, bridge.port)
         record.write(BridgeState.STARTING, **_process_of(tunnel))  # known even if we are killed while it connects
-        url = await asyncio.to_thread(tunnel.wait_url, TUNNEL_READY_S)
-        while url != _STOP:
-            notebook.write(project.notebook, bridge.pairing(url))
-            process = _process_of(tunnel)
-            values = {"port": bridge.port, "url": url, "boot_sha256": bridge.boot_sha256, **process}
-            record.write(BridgeState.READY, **values)
-            url = await _next_address(addresses, tunnel, process, url)
+        await door.open(await asyncio.to_thread(tunnel.wait_url, TUNNEL_READY_S))
+        if spec.kind == tunnels.NONE and not spec.url:
+            await asyncio.Event().wait()  # the way from this machine to itself needs no watch
+        await door.keep()
+    except BridgeDownError:
+        for line in tunnel.log_tail()[-_TAIL_LINES:]:
+            _log.warning("%s: %s", spec.kind, line)
+        raise
     finally:
         await asyncio.to_thread(tunnel.stop)
         await bridge.stop()
 
 
-async def _next_address(addresses: asyncio.Queue[str], tunnel: Tunnel, process: dict[str, int], url: str) -> str:
-    """The tunnel's next address, or the same once its process is another one: the record has to name that."""
-    while True:
-        with contextlib.suppress(TimeoutError):
-            return await asyncio.wait_for(addresses.get(), _LOOK_S)
-        if _process_of(tunnel) != process:
-            return url
+def _front_door(project: Project, bridge: Bridge, tunnel: Tunnel, record: _Record) -> FrontDoor:
+    published = ""
+
+    async def publish(url: str) -> None:
+        """A proven address: whoever reads the notebook or the record from now on gets this one."""
+        nonlocal published
+        notebook.write(project.notebook, bridge.pairing(url))
+        published = url
+
+    def told(standing: Standing) -> None:
+        values = {"tunnel_state": str(standing.state), "tunnel_since": standing.since, "tunnel_note": standing.note}
+        values |= _process_of(tunnel)
+        if published:
+            values |= {"port": bridge.port, "url": published, "boot_sha256": bridge.boot_sha256}
+        record.write(BridgeState.READY if published else BridgeState.STARTING, **values)
+
+    async def heard() -> bool:
+        vms = await asyncio.to_thread(bridge.ledger.vms)
+        return any(time.time() - vm.last_seen < _HEARD_S for vm in vms)
+
+    return FrontDoor(tunnel, Probe(bridge.keys.current), publish=publish, told=told, heard=heard)
 
 
-def _process_of(tunnel: Tunnel) -> dict[str, int]:
+def _process_of(tunnel: Tunnel) -> dict[str, Any]:
     """The tunnel's own process for the record: whoever finds this one killed has to end that one."""
     pid = int(getattr(tunnel, "pid", 0))
     return {"tunnel_pid": pid, "tunnel_start": processes.start_ticks(pid) if pid else 0}
 
 
-def _tell(loop: asyncio.AbstractEventLoop, addresses: asyncio.Queue[str], url: str) -> None:
-    loop.call_soon_threadsafe(addresses.put_nowait, url)
+def _call_on(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
+    loop.call_soon_threadsafe(function, *arguments)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
 
+_THIS_MACHINE = "http://127.0.0.1:"
+
 if TYPE_CHECKING:
     from run_control.project import Project
     from run_control.up import UpReport
@@ -57,7 +59,10 @@ def demo(
 def up(
     context: typer.Context,
     runtime: Annotated[str, typer.Option(help="notebook: a VM that you open; local: one made here.")] = "notebook",
-    tunnel: Annotated[str | None, typer.Option(help="none (the default) or cloudflared.")] = None,
+    tunnel: Annotated[
+        str | None,
+        typer.Option(help="none, cloudflared, ssh or command; default: [tunnel] of the project file, else none."),
+    ] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help=f"Default: {names.DEFAULT_PORT}; 0: any free one.")
     ] = None,
@@ -100,7 +105,7 @@ def _next_steps(report: UpReport, stage: str) -> list[str]:
         "      pick a GPU under Runtime > Change runtime type, then run its one cell and leave the tab open.",
         "      The notebook holds your pairing code: don't share it. Run the cell again whenever a VM was lost.",
     ]
-    if report.tunnel == "none":
+    if report.url.startswith(_THIS_MACHINE):
         steps.append(
             "      Colab needs a tunnel to this laptop: bridgehead down, then bridgehead up --tunnel cloudflared."
         )

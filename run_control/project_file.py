@@ -19,6 +19,7 @@ from bridgehead.errors import ProjectError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
 from run_control import toml_lines
+from run_control.tunnel_table import TunnelTable
 
 SHELL_STAGE = "sh"  # the stage name that sh: lines run under
 _PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
@@ -46,6 +47,7 @@ def load(root: Path) -> ProjectView:
         requirements=parsed.vm.requirements,
         store=StoreSpec(**parsed.store.model_dump(exclude={"kind"}), kind=str(parsed.store.kind)),
         vm=parsed.vm.rules(),
+        tunnel=parsed.tunnel.spec(root),
     )
 
 
@@ -202,6 +204,7 @@ class _File(_Table):
     payload: _Payload = Field(default_factory=_Payload)
     vm: _Vm = Field(default_factory=_Vm)
     store: _Store = Field(default_factory=_Store)
+    tunnel: TunnelTable = Field(default_factory=TunnelTable)
     stages: dict[str, _Stage] = Field(default_factory=dict)
 
 
@@ -253,11 +256,12 @@ _EXAMPLES = {
 
 
 def _allowed_keys(table: list[str]) -> list[str]:
-    models: dict[str, type[_Table]] = {
+    models: dict[str, type[BaseModel]] = {
         "project": _Project,
         "payload": _Payload,
         "vm": _Vm,
         "store": _Store,
+        "tunnel": TunnelTable,
         "stages": _Stage,
     }
     model = models.get(table[0], _File) if table else _File

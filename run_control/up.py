@@ -8,12 +8,11 @@ from typing import Any
 from bridge import tunnels
 from bridgehead import names
 from bridgehead.errors import BridgeDownError
-from run_control import bridge_control, local_vms, project_file
+from run_control import bridge_control, local_vms, project_file, tunnel_table
 from run_control.project import Project, changing
 
 NOTEBOOK = "notebook"
 LOCAL = "local"
-DEFAULT_TUNNEL = "none"
 RUNTIMES = (NOTEBOOK, LOCAL)
 
 
@@ -46,10 +45,11 @@ class DownReport:
 def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int | None = None) -> UpReport:
     """Bring up what is not up yet; running it twice changes nothing. Raises UsageError, BridgeDownError, VmError.
 
-    With None for tunnel or port a live bridge keeps its own, and a new one gets the default.
+    With None for tunnel or port a live bridge keeps its own, and a new one gets what [tunnel] says, and the default.
     """
     view = project_file.load(project.root)
-    tunnels.make(tunnel or DEFAULT_TUNNEL)  # not started: a misspelt name is told before anything is
+    # Not started: a misspelt name, a missing key or an unreadable token is told before anything is.
+    tunnels.make(tunnel_table.with_kind(view.tunnel, tunnel))
     if bridge_control.find(project) is None:
         bridge_control.refuse_full_disk(project)
     with changing(project):
@@ -57,7 +57,7 @@ def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int |
         started = live is None
         if live is None:
             new_port = names.DEFAULT_PORT if port is None else port
-            live = bridge_control.start(project, port=new_port, tunnel=tunnel or DEFAULT_TUNNEL)
+            live = bridge_control.start(project, port=new_port, tunnel=tunnel or "")
         else:
             live = bridge_control.need(project)
             _refuse_another(live, tunnel, port)

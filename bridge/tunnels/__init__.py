@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import cast
+
 from bridge.tunnels.base import OnNewUrl, Tunnel
-from bridge.tunnels.cloudflared import Cloudflared
-from bridge.tunnels.none import NoTunnel
+from bridge.tunnels.spec import TunnelSpec
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 
-NAMES = (NoTunnel.name, Cloudflared.name)
+NONE = "none"
+# kind -> where its class is; a bridge loads the one that it takes alone
+_CLASSES = {
+    NONE: ("bridge.tunnels.none", "NoTunnel"),
+    "cloudflared": ("bridge.tunnels.cloudflared", "Cloudflared"),
+    "ssh": ("bridge.tunnels.ssh", "SshReverse"),
+    "command": ("bridge.tunnels.command", "CommandTunnel"),
+}
+NAMES = tuple(_CLASSES)
 
 
-def make(name: str, *, on_new_url: OnNewUrl | None = None) -> Tunnel:
-    """The tunnel called `name`, not started. `on_new_url` hears of each later address, from a thread.
+def make(spec: TunnelSpec, *, on_new_url: OnNewUrl | None = None) -> Tunnel:
+    """The tunnel that `spec` describes, not started. `on_new_url` hears of each later address, from a thread.
 
-    Raises UsageError with the nearest name.
+    Raises UsageError: with the nearest name for an unknown kind, and for what its kind can't be started with.
     """
-    if name == NoTunnel.name:
-        return NoTunnel()
-    if name == Cloudflared.name:
-        return Cloudflared(on_new_url=on_new_url)
-    raise UsageError(f"unknown tunnel {name!r}", hint=nearest(name, NAMES))
+    if spec.kind not in _CLASSES:
+        raise UsageError(f"unknown tunnel {spec.kind!r}", hint=nearest(spec.kind, NAMES))
+    module, name = _CLASSES[spec.kind]
+    return cast(Tunnel, getattr(importlib.import_module(module), name)(spec, on_new_url=on_new_url))

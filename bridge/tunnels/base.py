@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 OnNewUrl = Callable[[str], None]
 
@@ -26,3 +26,17 @@ class Tunnel(Protocol):
 
     def log_tail(self) -> list[str]:
         """The last lines of its own output, oldest first."""
+
+
+@runtime_checkable
+class Restartable(Protocol):
+    """A tunnel that is worth a fresh start when it says that all is well and nothing gets through."""
+
+    def restart(self) -> None:
+        """Begin anew soon, from a thread of its own; a new address is told as ever. Returns at once."""
+
+
+@runtime_checkable
+class SaysWhy(Protocol):
+    def trouble(self) -> str:
+        """One sentence on what this end knows to be wrong; "" when it knows of nothing."""

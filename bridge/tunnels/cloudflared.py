@@ -1,4 +1,4 @@
-"""A Cloudflare quick tunnel: no account, a new random name at each start, one connection to the edge.
+"""A Cloudflare tunnel. Quick: no account, a new random name at each start. Named: the user's own host name.
 
 The name alone proves nothing: cloudflared prints it before any connection exists, and ignores `--url` when it finds
 a configuration of its own. So name, state and route are asked of its metrics server, never read from its log.
@@ -7,32 +7,31 @@ a configuration of its own. So name, state and route are asked of its metrics se
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
 import logging
-import os
-import re
-import shutil
-import signal
-import socket
-import subprocess
-import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
 
+from bridge.tunnels import token_file
 from bridge.tunnels.base import OnNewUrl
-from bridge.tunnels.cloudflared_words import explain_exit, explain_silence
+from bridge.tunnels.cloudflared_process import Launch, Process
+from bridge.tunnels.cloudflared_words import (
+    MetricsPortTaken,
+    NoTokenFile,
+    RateLimited,
+    explain_exit,
+    explain_route,
+    explain_silence,
+    route_error,
+)
+from bridge.tunnels.sleep import SleepWatch
+from bridge.tunnels.spec import TunnelSpec
 from bridgehead.errors import BridgeDownError
 
 _LOG_LINES = 200  # without an edge it can write tens of lines a second, for ever
-_LINE_MAX = 500
-_HOST = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])\Z")
-_ASK_TIMEOUT_S = 2.0
+_PORT_TRIES = 3
 _log = logging.getLogger(__name__)
 
 
@@ -44,27 +43,33 @@ class Times:
     check_s: float = 5.0  # between two looks of the watchdog
     down_after_s: float = 60.0  # not ready for so long: it will not recover by itself
     restart_s: float = 45.0  # given to a restarted one to come up
+    route_s: float = 10.0  # from a connection to the right route, which comes from the dashboard
     pause_max_s: float = 60.0  # between failed restarts: 1, 2, 4 … up to this
+    limited_s: float = 600.0  # before another try when Cloudflare says that there were too many
     stop_s: float = 2.0  # after each signal
 
 
 class Cloudflared:
     name = "cloudflared"
 
-    def __init__(self, *, on_new_url: OnNewUrl | None = None, times: Times = Times()) -> None:
+    def __init__(self, spec: TunnelSpec, *, on_new_url: OnNewUrl | None = None, times: Times = Times()) -> None:
+        """Raises UsageError when the token file of a named tunnel can't be used."""
+        token = token_file.read(Path(spec.token_file)) if spec.token_file else ""
+        self._start_with = Launch(0, spec.protocol, spec.hostname, spec.token_file, token)
         self._on_new_url = on_new_url
         self._times = times
         self._lines: deque[str] = deque(maxlen=_LOG_LINES)
-        self._process: _Process | None = None
-        self._port = 0
+        self._process: Process | None = None
         self._url = ""
+        self._trouble = ""
+        self._again = threading.Event()  # somebody outside wants a fresh start
         self._stopping = threading.Event()
         self._lock = threading.Lock()  # guards _process: the watchdog replaces it, stop() ends it
         self._watchdog: threading.Thread | None = None
 
     def start(self, local_port: int) -> None:
         """Start it and return at once. Raises BridgeDownError when it is not installed or can't be run."""
-        self._port = local_port
+        self._start_with = replace(self._start_with, local_port=local_port)
         self._launch()
 
     def wait_url(self, timeout_s: float) -> str:
@@ -78,6 +83,14 @@ class Cloudflared:
     def healthy(self) -> bool:
         process = self._process
         return process is not None and process.is_ready()
+
+    def trouble(self) -> str:
+        """What is known to be wrong: of a named tunnel the dashboard may lead elsewhere at any time."""
+        return self._trouble
+
+    def restart(self) -> None:
+        """Begin anew at the watchdog's next look; a quick tunnel then has another address."""
+        self._again.set()
 
     @property
     def pid(self) -> int:
@@ -96,57 +109,105 @@ class Cloudflared:
     def log_tail(self) -> list[str]:
         return list(self._lines)
 
+    @property
+    def _quick(self) -> bool:
+        return not self._start_with.hostname
+
     def _launch(self) -> None:
         with self._lock:
             if self._process is not None:
                 self._process.stop(self._times.stop_s)
             if not self._stopping.is_set():
                 self._lines.clear()  # an old life's words must not explain a new one's end
-                self._process = _Process(self._port, self._lines)
+                self._process = Process(self._start_with, self._lines)
 
     def _wait_ready(self, timeout_s: float) -> str:
+        """The address, after as many starts as it takes: a port may be taken, an old version lacks an option."""
+        deadline = time.monotonic() + timeout_s
+        tries = 1
+        while True:
+            try:
+                return self._wait_ready_once(timeout_s, deadline)
+            except NoTokenFile:
+                if self._start_with.token_in_environment:
+                    raise
+                self._start_with = replace(self._start_with, token_in_environment=True)
+            except MetricsPortTaken:
+                tries += 1
+                if tries > _PORT_TRIES:
+                    raise
+            self._launch()
+
+    def _wait_ready_once(self, timeout_s: float, deadline: float) -> str:
         """Poll until the present process has a name, a connection and the right route."""
         process = self._process
         if process is None:
             raise BridgeDownError("the tunnel has not been started")
-        deadline = time.monotonic() + timeout_s
-        host = ""
+        host, ready_since = "", 0.0
         while not self._stopping.is_set():
             code = process.exit_code()
             if code is not None:
                 raise explain_exit(code, self.log_tail())
+            now = time.monotonic()
             host = host or process.host()
             if host and process.is_ready():
-                process.check_route()
-                return f"https://{host}"
-            if time.monotonic() > deadline:
+                ready_since = ready_since or now
+                if self._leads_here(process, host, final=self._quick or now - ready_since > self._times.route_s):
+                    return f"https://{host}"
+            if now > deadline:
                 raise explain_silence(timeout_s, self.log_tail(), named=bool(host))
             self._stopping.wait(self._times.ask_s)
         raise BridgeDownError("the tunnel was stopped while it started")
 
+    def _leads_here(self, process: Process, host: str, *, final: bool) -> bool:
+        """Whether the route is right. Raises BridgeDownError when it is not and `final` says that it won't change."""
+        target = self._start_with.target
+        self._trouble = explain_route(process.route(host), host, target, quick=self._quick)
+        if self._trouble and final:
+            raise route_error(self._trouble, host, target, quick=self._quick)
+        return not self._trouble
+
     def _watch(self) -> None:
         """Restart it when it has died or has not been ready for long, as after a laptop's sleep."""
         down_since: float | None = None
+        sleep = SleepWatch()
         while not self._stopping.wait(self._times.check_s):
+            if sleep.woke(self._times.check_s):
+                down_since = None  # give it the time to connect again by itself: a quick one keeps its name so
             process = self._process
-            if process is None or process.is_ready():
-                down_since = None
-                continue
-            now = time.monotonic()
-            down_since = now if down_since is None else down_since
-            if process.exit_code() is not None or now - down_since >= self._times.down_after_s:
+            if self._again.is_set():
                 self._restart()
-                down_since = None
+            elif process is None or process.is_ready():
+                if process is not None and not self._quick:
+                    self._look_at_route(process)
+            else:
+                now = time.monotonic()
+                down_since = now if down_since is None else down_since
+                if process.exit_code() is None and now - down_since < self._times.down_after_s:
+                    continue
+                self._restart()
+            down_since = None
+
+    def _look_at_route(self, process: Process) -> None:
+        """No restart cures a wrong one; whoever asks is told."""
+        before = self._trouble
+        with contextlib.suppress(BridgeDownError):
+            self._leads_here(process, self._start_with.hostname, final=False)
+        if self._trouble and self._trouble != before:
+            _log.warning("%s", self._trouble)
 
     def _restart(self) -> None:
+        self._again.clear()
         pause_s = 1.0
         while not self._stopping.is_set():
             try:
                 self._launch()
                 url = self._wait_ready(self._times.restart_s)
             except BridgeDownError as error:
+                self._trouble = error.message
                 _log.warning("the tunnel is down: %s", error.message)
-                self._stopping.wait(min(pause_s, self._times.pause_max_s))
+                limited = isinstance(error, RateLimited)
+                self._stopping.wait(self._times.limited_s if limited else min(pause_s, self._times.pause_max_s))
                 pause_s *= 2
                 continue
             changed = url != self._url
@@ -162,112 +223,3 @@ class Cloudflared:
             self._on_new_url(url)
         except Exception:  # noqa: BLE001 - the thread's edge: the tunnel must stay watched whatever its owner does
             _log.exception("the new address of the tunnel could not be passed on")
-
-
-class _Process:
-    """One life of the program, with the metrics server that it is asked through."""
-
-    def __init__(self, local_port: int, lines: deque[str]) -> None:
-        program = shutil.which("cloudflared")
-        if program is None:
-            raise BridgeDownError(
-                "cloudflared is not on your PATH",
-                hint="install it (developers.cloudflare.com, “Downloads”), or start with --tunnel none",
-            )
-        self._target = f"http://127.0.0.1:{local_port}"
-        self._metrics_port = _free_port()
-        self._folder = tempfile.TemporaryDirectory(prefix="bridgehead-tunnel-")
-        config = Path(self._folder.name) / "empty.yml"
-        config.touch()  # keeps a configuration in the user's home from taking over
-        arguments = ["tunnel", "--config", str(config), "--no-autoupdate"]
-        arguments += ["--metrics", f"127.0.0.1:{self._metrics_port}", "--protocol", "http2", "--url", self._target]
-        try:
-            self._popen = subprocess.Popen(
-                [program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,  # a wrong option is told on stdout, all else on stderr
-                stderr=subprocess.STDOUT,
-                env={key: value for key, value in os.environ.items() if not key.startswith("TUNNEL_")},
-                start_new_session=True,  # Ctrl-C is ours to handle: it must not die before the bridge
-            )
-        except OSError as error:
-            self._folder.cleanup()
-            raise BridgeDownError(
-                f"cloudflared can't be started: {error.strerror}", hint=f"look at {program}"
-            ) from None
-        assert self._popen.stdout is not None
-        self._pump = threading.Thread(target=_pump, args=(self._popen.stdout, lines.append), daemon=True)
-        self._pump.start()
-
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
-    def exit_code(self) -> int | None:
-        """None while it lives. Once it is dead, its last words have been read."""
-        code = self._popen.poll()
-        if code is not None:
-            self._pump.join(timeout=2)
-        return code
-
-    def host(self) -> str:
-        """The name that the tunnel got, empty while it has none. It may not be reachable yet."""
-        answer = self._ask("/quicktunnel")
-        host = str(answer.get("hostname", "")) if answer is not None else ""
-        return host if _HOST.match(host) else ""
-
-    def is_ready(self) -> bool:
-        """Whether it has a connection to the edge now."""
-        return self._popen.poll() is None and self._ask("/ready") is not None
-
-    def check_route(self) -> None:
-        """Raises BridgeDownError when the tunnel would lead to something else than the bridge."""
-        answer = self._ask("/config") or {}
-        try:
-            service = str(answer["config"]["ingress"][0]["service"])
-        except (KeyError, IndexError, TypeError):
-            service = "nowhere that it tells of"
-        if service != self._target:
-            raise BridgeDownError(
-                f"cloudflared leads to {service}, not to the bridge at {self._target}",
-                hint="a cloudflared configuration on this machine takes over; move ~/.cloudflared/config.yml away",
-            )
-
-    def stop(self, wait_s: float) -> None:
-        """SIGTERM lets requests in flight end, a second one does not wait for them, SIGKILL is the last word."""
-        for sign in (signal.SIGTERM, signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-            if self._popen.poll() is not None:
-                break
-            self._popen.send_signal(sign)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._popen.wait(wait_s)
-        self._pump.join(timeout=2)
-        self._folder.cleanup()
-
-    def _ask(self, path: str) -> dict[str, Any] | None:
-        """The JSON object that the metrics server answers with status 200, else None."""
-        connection = http.client.HTTPConnection("127.0.0.1", self._metrics_port, timeout=_ASK_TIMEOUT_S)
-        try:
-            connection.request("GET", path)
-            response = connection.getresponse()
-            answer = json.loads(response.read(1 << 20))
-            return answer if response.status == 200 and isinstance(answer, dict) else None
-        except (OSError, http.client.HTTPException, ValueError):
-            return None
-        finally:
-            connection.close()
-
-
-def _pump(stream: IO[bytes], keep: Callable[[str], None]) -> None:
-    """Read until the program has closed its output, however much it writes."""
-    with stream:
-        while line := stream.readline(_LINE_MAX):
-            text = line.decode(errors="replace").rstrip()
-            if text:
-                keep(text)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,26 +14,14 @@ import pytest
 
 from bridge import tunnels
 from bridge.tunnels.cloudflared import Cloudflared, Times
+from bridge.tunnels.spec import TunnelSpec
 from bridgehead.errors import BridgeDownError, UsageError
+from cloudflare_edge import stub as stub
 from support import wait_until
 
 TIMES = Times(ask_s=0.01, check_s=0.02, down_after_s=0.1, restart_s=5.0, pause_max_s=0.05, stop_s=0.5)
 PORT = 8766
-
-
-@pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder through which the stub is told what to do; the stub comes first on PATH."""
-    programs, folder = tmp_path / "bin", tmp_path / "stub"
-    programs.mkdir()
-    folder.mkdir()
-    program = programs / "cloudflared"
-    program.write_text(f"#!{sys.executable}\n" + (Path(__file__).parent / "cloudflared_stub.py").read_text())
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("STUB_FOLDER", str(folder))
-    (folder / "mode").write_text("good")
-    return folder
+QUICK = TunnelSpec("cloudflared")
 
 
 Make = Callable[..., Cloudflared]
@@ -44,9 +31,9 @@ Make = Callable[..., Cloudflared]
 def make(stub: Path) -> Iterator[Make]:
     made = []
 
-    def start(mode: str = "good", *, times: Times = TIMES, **values: Any) -> Cloudflared:
+    def start(mode: str = "good", *, spec: TunnelSpec = QUICK, times: Times = TIMES, **values: Any) -> Cloudflared:
         (stub / "mode").write_text(mode)
-        tunnel = Cloudflared(times=times, **values)
+        tunnel = Cloudflared(spec, times=times, **values)
         made.append(tunnel)
         tunnel.start(PORT)
         return tunnel
@@ -112,6 +99,7 @@ def test_a_program_that_says_nothing_is_given_up_after_the_time(make: Make) -> N
         ("error-page", "not a tunnel"),
         ("refused", "refused to make"),
         ("edge-dns", "edge can't be looked up"),
+        ("api-refuses", "can't reach api.trycloudflare.com"),
         ("metrics-taken", "took the port"),
         ("bad-yaml", "configuration file"),
         ("unknown-flag", "does not know the option -no-autoupdate"),
@@ -136,7 +124,7 @@ def test_an_edge_that_refuses_is_told_and_its_flood_of_lines_is_bounded(make: Ma
 def test_a_program_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BridgeDownError, match="not on your PATH"):
-        Cloudflared().start(PORT)
+        Cloudflared(QUICK).start(PORT)
 
 
 def test_one_that_dies_is_restarted_and_its_new_address_reported(make: Make) -> None:
@@ -209,13 +197,13 @@ def test_stopping_while_it_restarts_ends_the_watch(make: Make, stub: Path) -> No
         os.kill(pid(tunnel), 0)
 
 
-def test_tunnels_are_made_by_name_and_the_nearest_one_is_offered() -> None:
-    none = tunnels.make("none")
+def test_tunnels_are_made_by_kind_and_the_nearest_one_is_offered() -> None:
+    none = tunnels.make(TunnelSpec())
     none.start(1234)
     assert none.wait_url(0) == "http://127.0.0.1:1234" and none.healthy()
     none.stop()
     assert not none.healthy()
-    assert tunnels.make("cloudflared").name == "cloudflared"
+    assert tunnels.make(QUICK).name == "cloudflared"
     with pytest.raises(UsageError) as caught:
-        tunnels.make("cloudflare")
+        tunnels.make(TunnelSpec("cloudflare"))
     assert caught.value.hint == "did you mean cloudflared?"

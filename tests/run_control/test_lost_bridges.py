@@ -9,7 +9,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -17,11 +16,11 @@ from cli_process import in_process
 
 from bridgehead import files, processes
 from bridgehead.errors import BridgeDownError
+from cloudflare_edge import edge as edge
+from cloudflare_edge import stub as stub
 from run_control import bridge_control, init, locks, queue_writer, queueing
 from run_control.project import Project
 from support import wait_until
-
-STUB = Path(__file__).parents[1] / "bridge" / "cloudflared_stub.py"
 
 
 @pytest.fixture(scope="module")
@@ -126,16 +125,8 @@ def test_down_ends_a_bridge_whose_record_is_lost(fresh: Project) -> None:
     assert not processes.is_alive(live.pid, live.start) and bridge_control.find(fresh) is None
 
 
-def _killed_with_its_tunnel(project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
+def _killed_with_its_tunnel(project: Project) -> tuple[int, int]:
     """Start a bridge with the stub tunnel, kill the bridge, and return the tunnel's pid and start."""
-    program, folder = tmp_path / "bin" / "cloudflared", tmp_path / "stub"
-    program.parent.mkdir()
-    folder.mkdir()
-    program.write_text(f"#!{sys.executable}\n" + STUB.read_text())
-    program.chmod(0o755)
-    (folder / "mode").write_text("good")
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("STUB_FOLDER", str(folder))
     live = bridge_control.start(project, port=0, tunnel="cloudflared")
     record = files.read_json(project.bridge_record)
     assert isinstance(record, dict)
@@ -146,16 +137,16 @@ def _killed_with_its_tunnel(project: Project, tmp_path: Path, monkeypatch: pytes
     return tunnel
 
 
-def test_down_ends_the_tunnel_of_a_killed_bridge(
-    fresh: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tunnel = _killed_with_its_tunnel(fresh, tmp_path, monkeypatch)
+@pytest.mark.usefixtures("edge")
+def test_down_ends_the_tunnel_of_a_killed_bridge(fresh: Project) -> None:
+    tunnel = _killed_with_its_tunnel(fresh)
     assert bridge_control.stop(fresh) is False
     assert not processes.is_alive(*tunnel)
 
 
-def test_up_ends_the_tunnel_of_a_killed_bridge(fresh: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tunnel = _killed_with_its_tunnel(fresh, tmp_path, monkeypatch)
+@pytest.mark.usefixtures("edge")
+def test_up_ends_the_tunnel_of_a_killed_bridge(fresh: Project) -> None:
+    tunnel = _killed_with_its_tunnel(fresh)
     try:
         bridge_control.start(fresh, port=0, tunnel="none")
         assert not processes.is_alive(*tunnel)
