@@ -169,6 +169,7 @@ class FailureClass(StrEnum):
     USER_ERROR = "user_error"  # the stage exited non-zero by itself
     KILLED = "killed"  # a signal that nobody here sent
     HOST_OOM = "host_oom"  # the kernel's own counter says that it ran out of memory
+    DISK_FULL = "disk_full"  # it failed while its VM's disk was full
     NAN_LOSS = "nan_loss"  # the loss was no number any more
     CHECKPOINT = "checkpoint"  # none verifies, or what it was made with differs
     VM_LOST = "vm_lost"  # its VMs were lost more often than the budget allows

@@ -57,10 +57,13 @@ class OomCount:
         return f"{'an' if self.rose else 'no'} out-of-memory kill was counted{peak}"
 
 
-def judge(code: int, *, stop_asked: bool, oom: OomCount, peak_bytes: int = 0, said: str = "") -> Ending:
+def judge(
+    code: int, *, stop_asked: bool, oom: OomCount, peak_bytes: int = 0, said: str = "", disk_full: bool = False
+) -> Ending:
     """`code` is as subprocess has it: negative for a signal. `peak_bytes`: most memory of the stage's own process.
 
-    `said`: its last words, for the codes by which a stage says why it failed.
+    `said`: its last words, for the codes by which a stage says why it failed. `disk_full`: there was no room left for
+    anything when it ended, its next line of output included.
     """
     how = f"ended by {signal_name(code)}" if code < 0 else f"exit code {code}{_SHELL_HINTS.get(code, '')}"
     if code == 0:
@@ -76,6 +79,9 @@ def judge(code: int, *, stop_asked: bool, oom: OomCount, peak_bytes: int = 0, sa
     if code < 0 or code == STOPPED_EXIT_CODE:
         message = f"{how}, which nobody here sent; {oom.text(peak_bytes)}"
         return Ending(RunState.FAILED, FailureClass.KILLED, message, retry=True)
+    if disk_full and code not in _SAID_BY_CODE:
+        message = f"{how} while this VM's disk was full"
+        return Ending(RunState.FAILED, FailureClass.DISK_FULL, message, retry=True)
     failure, message = _SAID_BY_CODE.get(code, (FailureClass.USER_ERROR, how))
     if code in _ASKED_WHY:
         message += f": {said}" if said else "; its log says why"

@@ -16,7 +16,7 @@ from bridgehead.errors import BridgeheadError, StoreError, SupersededError, Veri
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord
-from vm_daemons import failure, launch, lifetime, run_folder
+from vm_daemons import failure, gauges, launch, lifetime, run_folder
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_daemons.lifetime import Deadline
@@ -25,6 +25,7 @@ from vm_daemons.task import Phase, Task
 
 RETRY_S = 10.0  # between tries to bring something from the store
 BAD_COPY_TRIES = 5  # a drive may show a file before all of it has arrived
+START_ROOM_BYTES = 8 * 2**20  # less, and a stage would die of its first line
 MAX_STARTS = 5  # of one attempt whose runner or stage ends unseen again and again
 
 
@@ -85,6 +86,8 @@ class RunKeeper:
             return
         if command.verb == Verb.RUN and self._deadline.phase() is not lifetime.Phase.OPEN:
             return  # `watch` gives it to the next VM in time
+        if not self._has_room(task):
+            return
         run_folder.open_attempt(self._home, command)
         task.phase = Phase.PREPARING
         if run_folder.needs_store(self._home, command) or self._wants_payload(command):
@@ -128,6 +131,19 @@ class RunKeeper:
         task.phase, self.dirty = Phase.LEAVING, True
 
     # --- inside ------------------------------------------------------------------------------------
+
+    def _has_room(self, task: Task) -> bool:
+        """Whether the disk can take what a stage writes at once; if not, the task waits and is looked at again."""
+        _, free_bytes = gauges.disk(self._home.root)
+        if free_bytes >= START_ROOM_BYTES:
+            return True
+        self.dirty = True
+        text = f"waits for room on this VM's disk, which has {free_bytes // 2**20} MiB free"
+        if task.trouble != text:
+            task.trouble = text
+            with contextlib.suppress(OSError):
+                run_folder.say(run_folder.open_attempt(self._home, task.command), f"--- {text}")
+        return False
 
     def _fetch(self, task: Task) -> None:
         """In a thread of its own: a sick mount may hang it for as long as it likes."""

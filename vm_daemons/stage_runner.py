@@ -25,12 +25,13 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from vm_daemons import failure, launch, lifetime, outputs, run_status
+from vm_daemons import failure, gauges, launch, lifetime, outputs, run_status
 from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
 
 LEFTOVER_GRACE_S = 2.0  # for processes that outlive their stage, from SIGTERM to SIGKILL
+NO_ROOM_BYTES = 1 << 20
 EXIT_TRIES = 60  # once a second
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -59,6 +60,7 @@ class Runner:
         self._stage_pid = 0
         self._stage_start = 0  # in ticks, to know the process again
         self._oom_kills = failure.oom_kills()  # before the stage, to tell afterwards whether memory ran out
+        self._disk_full = False
         self._stops = 0
         self._kill_at: float | None = None  # monotonic; set once a stop was asked for
 
@@ -84,6 +86,7 @@ class Runner:
             self._pass_stop_on()
         # WNOWAIT: until the leftovers are gone the stage stays a zombie, so that its session's number stays its own.
         os.waitid(os.P_PID, stage.pid, os.WEXITED | os.WNOWAIT)
+        self._disk_full = gauges.disk(self._dir)[1] < NO_ROOM_BYTES  # as it was when the stage ended
         leftovers = self._clear_up()
         _, status, usage = os.wait4(stage.pid, 0)
         stage.returncode = os.waitstatus_to_exitcode(status)
@@ -232,7 +235,8 @@ class Runner:
         """`code` is as subprocess has it: negative for a signal."""
         oom = failure.OomCount(self._oom_kills, failure.oom_kills())
         said = run_status.last_words(self._dir, self._record.attempt)
-        ending = failure.judge(code, stop_asked=self._stop_asked(), oom=oom, peak_bytes=peak_bytes, said=said)
+        stop, full = self._stop_asked(), self._disk_full
+        ending = failure.judge(code, stop_asked=stop, oom=oom, peak_bytes=peak_bytes, said=said, disk_full=full)
         if ending.state is RunState.STOPPED and self._handed_over():
             return
         if code == names.CHECKPOINT_EXIT_CODE and not self._stop_asked() and self._only_the_store_helps():
@@ -260,11 +264,11 @@ class Runner:
 
     def _noted(self, ending: failure.Ending) -> bool:
         runner = (os.getpid(), processes.start_ticks(os.getpid()))
-        try:
-            failure.note_death(self._dir, self._record.attempt, ending.message, runner)
-        except OSError:  # a death that can't be counted would make the budget endless
-            return False
-        return True
+        # A death that can't be counted would make the budget endless, so then it is the end.
+        return _persist(
+            lambda: failure.note_death(self._dir, self._record.attempt, ending.message, runner),
+            give_up=lambda error: error.errno not in (errno.ENOSPC, errno.EDQUOT),
+        )
 
     def _handed_over(self) -> bool:
         """True when it stopped because this VM is near its end: then it has not ended, and gets no exit record."""
@@ -303,13 +307,17 @@ class Runner:
             files.append_line(self._dir / names.LOG, line, durable=False)
 
 
-def _persist(write: Callable[[], None]) -> None:
-    """On a full disk it is tried for a minute: somebody may make room."""
+def _persist(write: Callable[[], object], give_up: Callable[[OSError], bool] = lambda _error: False) -> bool:
+    """On a full disk it is tried for a minute: somebody may make room. False when that did not help."""
     for _ in range(EXIT_TRIES):
-        with contextlib.suppress(OSError):
+        try:
             write()
-            return
+            return True
+        except OSError as error:
+            if give_up(error):
+                return False
         time.sleep(1.0)
+    return False
 
 
 def _adopt_orphans() -> None:

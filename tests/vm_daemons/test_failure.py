@@ -155,3 +155,14 @@ def test_a_stage_that_really_runs_out_of_memory_is_named_so_and_not_started_agai
             kill_tagged(run_dir)
             wait_until(lambda: not processes.tagged(names.ENV_RUN_DIR, str(run_dir)), what="all of it gone")
     assert (ended.state, ended.signal, ended.failure_class) == (RunState.FAILED, "SIGKILL", FailureClass.HOST_OOM)
+
+
+def test_a_failure_on_a_full_disk_is_that_and_may_be_tried_again() -> None:
+    ending = failure.judge(1, stop_asked=False, oom=NONE_COUNTED, disk_full=True)
+    assert (ending.failure, ending.retry) == (FailureClass.DISK_FULL, True)
+    assert "exit code 1 while this VM's disk was full" in ending.message
+
+
+def test_a_stage_that_says_why_it_failed_is_believed_on_a_full_disk_too() -> None:
+    ending = failure.judge(names.NAN_LOSS_EXIT_CODE, stop_asked=False, oom=NONE_COUNTED, disk_full=True)
+    assert (ending.failure, ending.retry) == (FailureClass.NAN_LOSS, False)
