@@ -7,31 +7,19 @@ import shutil
 import stat
 import sys
 import urllib.request
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from bridge.tunnels.spec import TunnelSpec
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError, VerificationError
-from run_control import bridge_control, project, project_file
+from run_control import bridge_control, doctor_tunnels, project, project_file
+from run_control.checks import FAIL, PASS, WARN, Check
 from run_control.project import Project
 
-PASS, WARN, FAIL = "pass", "warn", "fail"
 _DISK_FAIL_BYTES = 2**28
 _DISK_WARN_BYTES = 2 * 2**30
 _HEALTH_TIMEOUT_S = 5
 _PYTHON_MIN = (3, 11)
-
-
-@dataclass(frozen=True)
-class Check:
-    name: str
-    state: str
-    text: str
-    hint: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def examine(folder: Path | None) -> list[Check]:
@@ -43,7 +31,7 @@ def examine(folder: Path | None) -> list[Check]:
         _check_disk(
             root / names.IN_FOLDER if (root / names.IN_FOLDER).is_dir() else root
         ),  # it may be a disk of its own
-        _check_tool("cloudflared", "bridgehead up --tunnel cloudflared needs it; --tunnel none does not"),
+        *_check_tunnels(folder),
         _check_local_runtime(),
     ]
 
@@ -108,9 +96,15 @@ def _answers(port: int) -> Check:
         return Check("port", FAIL, f"the bridge on port {port} does not answer: {error}", "bridgehead down, then up")
 
 
-def _check_tool(name: str, need: str) -> Check:
-    path = shutil.which(name)
-    return Check(name, PASS, path) if path else Check(name, WARN, "not on PATH", need)
+def _check_tunnels(folder: Path | None) -> list[Check]:
+    """Of the project's [tunnel]; without a sound project, of the defaults."""
+    try:
+        found = project.find(folder)
+        spec: TunnelSpec = getattr(project_file.load(found.root), "tunnel", TunnelSpec())
+    except ProjectError:
+        return doctor_tunnels.examine(TunnelSpec())
+    live = bridge_control.find(found)
+    return doctor_tunnels.examine(spec, in_use=live.tunnel if live is not None and live.url else "")
 
 
 def _check_local_runtime() -> Check:

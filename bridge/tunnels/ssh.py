@@ -45,6 +45,7 @@ _ACCEPTED = re.compile(r"debug1: remote forward success for: listen \S*?(\d+), c
 _IDLE_TALK = re.compile(
     r"debug\d: (?!Remote: (?:Server has disabled|port forwarding refused))|Transferred: |Bytes per "
 )
+_DISCARD_PORT = 9  # nobody listens there
 _RESOLVE_TIMEOUT_S = 10.0
 _REACH_TIMEOUT_S = 5.0
 
@@ -173,6 +174,16 @@ def forward_arguments(spec: TunnelSpec, local_port: int) -> list[str]:
     bind = f"[{spec.bind}]" if ":" in spec.bind and not spec.bind.startswith("[") else spec.bind
     forward = f"{bind}:{spec.remote_port}:127.0.0.1:{local_port}"
     return [program(), "-N", "-T", "-a", "-x", *_options(spec), "-R", forward, spec.host]
+
+
+def try_forward(spec: TunnelSpec, deadline_s: float) -> str:
+    """Connect, have the relay listen, and end it: the address that it would be. Raises UsageError, BridgeDownError."""
+    tunnel = SshReverse(spec)
+    try:
+        tunnel.start(_DISCARD_PORT)
+        return tunnel.wait_url(deadline_s)
+    finally:
+        tunnel.stop()
 
 
 def resolve(spec: TunnelSpec) -> str:
