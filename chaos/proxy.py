@@ -97,8 +97,8 @@ class Proxy:
                 self._pump(reader, there_writer, lambda data: self._look(data, held)),
                 self._pump(there_reader, writer, lambda _data: self._answer(held)),
             )
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # cancelled by `_run` alone, at the end; the streams' own callback would call it an unhandled exception
         finally:
             self._writers -= {writer, there_writer}
             for side in (writer, there_writer):
