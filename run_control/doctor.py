@@ -100,7 +100,7 @@ def _check_tunnels(folder: Path | None) -> list[Check]:
     """Of the project's [tunnel]; without a sound project, of the defaults."""
     try:
         found = project.find(folder)
-        spec: TunnelSpec = getattr(project_file.load(found.root), "tunnel", TunnelSpec())
+        spec = project_file.load(found.root).tunnel
     except ProjectError:
         return doctor_tunnels.examine(TunnelSpec())
     live = bridge_control.find(found)

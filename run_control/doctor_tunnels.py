@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import stat
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from bridge.tunnels import command, ssh
+from bridge.tunnels import command, ssh, token_file
 from bridge.tunnels.cloudflared import Cloudflared
 from bridge.tunnels.none import NoTunnel
 from bridge.tunnels.spec import TunnelSpec
@@ -58,7 +56,7 @@ def _check_cloudflared(spec: TunnelSpec) -> list[Check]:
     name, bad = Cloudflared.name, _state(spec, Cloudflared.name)
     found = [_check_cloudflared_program(name, bad, spec), *_check_hijack()]
     if spec.token_file:
-        found.append(_check_token(Path(spec.token_file).expanduser(), bad))
+        found.append(_check_token(Path(spec.token_file), bad))
     return found
 
 
@@ -89,15 +87,10 @@ def _check_hijack() -> list[Check]:
 def _check_token(path: Path, bad: str) -> Check:
     name = "cloudflared token"
     try:
-        mode = path.stat().st_mode
-        empty = not path.read_bytes().strip()
-    except OSError as error:
-        return Check(name, bad, f"{path} can't be read: {error.strerror}", "token_file in [tunnel] names it")
-    if empty:
-        return Check(name, bad, f"{path} is empty", "put the tunnel's token into it, and nothing else")
-    if os.name == "posix" and stat.S_IMODE(mode) & 0o077:
-        return Check(name, bad, f"others can read {path}", f"chmod go= {path}")
-    return Check(name, PASS, f"{path}; only you can read it")
+        token_file.read(path)
+    except BridgeheadError as error:
+        return Check(name, bad, error.message, error.hint)
+    return Check(name, PASS, f"{path} holds a token; only you can read it")
 
 
 def _check_ssh(spec: TunnelSpec, in_use: bool) -> list[Check]:

@@ -82,10 +82,13 @@ class CommandTunnel:
     def pid(self) -> int:
         return self._supervisor.pid
 
-    @property
     def trouble(self) -> str:
         """Why it is down, in one line; "" while it is up."""
         return self._supervisor.trouble
+
+    def restart(self) -> None:
+        """Begin anew soon, when it says that all is well and nothing gets through. Returns at once."""
+        self._supervisor.restart()
 
     def stop(self) -> None:
         self._supervisor.stop()

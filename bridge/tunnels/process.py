@@ -90,6 +90,7 @@ class Supervisor:
         self._up_at = 0.0  # monotonic
         self._pause_s = times.pause_s
         self._stopping = threading.Event()
+        self._asked = threading.Event()  # for a fresh start
         self._lock = threading.Lock()  # guards _now: the watchdog replaces it, stop() ends it
         self._watchdog: threading.Thread | None = None
 
@@ -118,6 +119,10 @@ class Supervisor:
     def pid(self) -> int:
         """The present process, 0 when there is none. Each life has another."""
         return self._now[1].pid if self._now is not None else 0
+
+    def restart(self) -> None:
+        """Give it a new life soon, from the watchdog's thread. Returns at once."""
+        self._asked.set()
 
     def stop(self) -> None:
         """End it and all that it started. May be called at any time, more than once."""
@@ -166,6 +171,8 @@ class Supervisor:
             code = child.exit_code()
             if code is not None:
                 self._restart(life.why_ended(code, child.lines))
+            elif self._asked.is_set():
+                self._restart(BridgeDownError("nothing gets through, so it is started anew"))
             elif url := _address_of(life):
                 self._take(url)
 
@@ -180,6 +187,7 @@ class Supervisor:
             if self._stopping.wait(pause_s):
                 return
             self._pause_s = min(2 * pause_s, self._times.pause_max_s)
+            self._asked.clear()
             try:
                 self._launch()
                 url = self._wait_address(self._times.restart_s)

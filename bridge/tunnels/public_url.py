@@ -9,9 +9,7 @@ from urllib.parse import urlsplit
 from bridgehead.errors import UsageError
 
 URL_MAX = 300
-_URL = re.compile(
-    r"https?://(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?(?:/[\w.~/-]*)?\Z", re.A
-)
+_URL = re.compile(r"https?://(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?\Z", re.A)
 _END = re.compile(r"[\s\"'<>|\\`{}]")  # no character of an address
 _MARKS = ".,;:!?)]"  # end a sentence, not an address
 
@@ -22,7 +20,7 @@ def check(url: str, what: str) -> str:
     if len(bare) > URL_MAX or not _URL.match(bare) or not _port_is_good(bare):
         raise UsageError(
             f"{what} is not an address like https://name.example: {bare[:80]!r}",
-            hint="http or https, a host, and perhaps a port and a path; no user name, no query",
+            hint="http or https, a host, and perhaps a port. No path: signatures cover the path that a VM asks for",
         )
     return bare
 

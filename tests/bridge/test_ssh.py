@@ -89,8 +89,8 @@ def test_a_fixed_port_is_used_and_known_without_being_allocated(relay: Relay, ma
 def test_an_address_of_a_web_server_on_the_relay_is_told_with_the_port_in_it(relay: Relay, make: Make) -> None:
     relay.start()
     port = relay_rig.free_port()
-    tunnel = make(relay.spec(remote_port=port, url="https://bridge.example.org/at-{port}/"))
-    assert tunnel.wait_url(WAIT_S) == f"https://bridge.example.org/at-{port}"
+    tunnel = make(relay.spec(remote_port=port, url="https://at-{port}.example.org/"))
+    assert tunnel.wait_url(WAIT_S) == f"https://at-{port}.example.org"
 
 
 def test_a_quiet_config_of_the_user_does_not_hide_the_port(relay: Relay, make: Make) -> None:
@@ -137,7 +137,7 @@ def test_a_killed_session_is_back_by_itself_at_a_new_port_that_is_reported(
         wait_until(lambda: heard, WAIT_S)
     assert heard[0] != first and tunnel.wait_url(0) == heard[0]
     assert wait_until(lambda: answers(heard[0], live), WAIT_S)
-    assert not tunnel.trouble
+    assert not tunnel.trouble()
 
 
 def test_at_a_fixed_port_it_keeps_trying_while_the_relay_holds_it_and_says_so(
@@ -149,7 +149,7 @@ def test_at_a_fixed_port_it_keeps_trying_while_the_relay_holds_it_and_says_so(
     tunnel = make(relay.spec(remote_port=port), live.bridge.port, on_new_url=heard.append)
     url = tunnel.wait_url(WAIT_S)
     with _held(port, after=lambda: relay.signal_sessions(signal.SIGKILL)):
-        wait_until(lambda: f"port {port} on 127.0.0.1 is taken" in tunnel.trouble, WAIT_S)
+        wait_until(lambda: f"port {port} on 127.0.0.1 is taken" in tunnel.trouble(), WAIT_S)
         assert not tunnel.healthy()
     wait_until(tunnel.healthy, WAIT_S)
     assert wait_until(lambda: answers(url, live), WAIT_S)
@@ -178,7 +178,7 @@ def test_a_relay_that_was_away_is_found_again(relay: Relay, make: Make, live: Li
     tunnel = make(relay.spec(remote_port=port), live.bridge.port)
     url = tunnel.wait_url(WAIT_S)
     relay.stop()
-    wait_until(lambda: "nothing listens for ssh" in tunnel.trouble, WAIT_S)
+    wait_until(lambda: "nothing listens for ssh" in tunnel.trouble(), WAIT_S)
     relay.start()
     assert wait_until(lambda: answers(url, live), WAIT_S)
 

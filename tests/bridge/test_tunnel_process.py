@@ -132,6 +132,19 @@ def test_a_life_that_was_up_for_long_makes_the_pause_short_again(
     assert caplog.text.count("next try in 0.01 s") == 2
 
 
+def test_a_fresh_start_can_be_asked_for(made: list[Supervisor]) -> None:
+    heard: list[str] = []
+    supervisor = supervise(made, [f"print('at one'); {STAY}", f"print('at two'); {STAY}"], heard)
+    supervisor.wait_url(WAIT_S)
+    before = supervisor.pid
+    supervisor.restart()
+    wait_until(lambda: heard == ["two"], WAIT_S)
+    assert not _lives(before)
+    now = supervisor.pid
+    wait_until(lambda: supervisor.up and not supervisor.trouble, WAIT_S)
+    assert supervisor.pid == now, "once"
+
+
 def test_an_owner_that_fails_does_not_end_the_watch(made: list[Supervisor]) -> None:
     calls = []
 

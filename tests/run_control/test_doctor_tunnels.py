@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import os
 import sys
@@ -84,15 +85,16 @@ def test_a_configuration_of_the_user_is_named_as_harmless(programs: Path, tmp_pa
 
 
 def test_a_token_file_is_looked_at_and_never_shown(programs: Path, tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    spec = TunnelSpec(kind="cloudflared", hostname="bridge.example.org", token_file=str(token))
+    file = tmp_path / "token"
+    spec = TunnelSpec(kind="cloudflared", hostname="bridge.example.org", token_file=str(file))
     assert by_name(spec)["cloudflared token"].state == "fail"
-    token.write_text("s3cr3t")
-    token.chmod(0o644)
-    assert "others can read" in by_name(spec)["cloudflared token"].text
-    token.chmod(0o600)
-    check = by_name(spec)["cloudflared token"]
-    assert check.state == "pass" and "s3cr3t" not in check.text
+    file.write_text("no-token-at-all")
+    wrong = by_name(spec)["cloudflared token"]
+    assert wrong.state == "fail" and "no-token-at-all" not in wrong.text
+    token = base64.b64encode(b'{"a": "account", "t": "tunnel", "s": "secret"}').decode()
+    file.write_text(token)
+    good = by_name(spec)["cloudflared token"]
+    assert good.state == "pass" and token not in good.text
 
 
 @with_relay
