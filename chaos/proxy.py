@@ -98,7 +98,7 @@ class Proxy:
                 self._pump(there_reader, writer, lambda _data: self._answer(held)),
             )
         except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # cancelled by `_run` alone, at the end; the streams' own callback would call it an unhandled exception
+            pass  # cancelled by `_run` alone, at the end; else the streams' own callback calls it unhandled
         finally:
             self._writers -= {writer, there_writer}
             for side in (writer, there_writer):
