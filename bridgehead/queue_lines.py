@@ -1,7 +1,7 @@
 """The grammar of a line of queue.txt.
 
 line     = [ "@" vm " " ] verb ":" argument          # "#" starts a comment, blank lines are free
-run:STAGE [resume=RUN] [allow=code,config,pool] [key=value …]     sh:BASE64     stop:STAGE-or-RUN     sync:
+run:STAGE [resume=RUN [allow=code,config,pool]] [key=value …]     sh:BASE64     stop:STAGE-or-RUN     sync:
 """
 
 from __future__ import annotations
@@ -139,7 +139,14 @@ def _read_run(rest: str, vm: str) -> QueueLine:
     stage, *words = rest.split() or [""]
     if not STAGE_NAME.match(stage):
         raise UsageError(f"run: needs a stage name; this has {_short(stage)!r}", hint="run:pretrain")
-    return QueueLine(Verb.RUN, stage, vm, parse_overrides(words))
+    overrides = parse_overrides(words)
+    if ALLOW_KEY in overrides and RESUME_KEY not in overrides:
+        # Most likely resume= was forgotten: the run would begin at nothing, and nobody would say so for hours.
+        raise UsageError(
+            f"{ALLOW_KEY}= says what may differ from the checkpoint that {RESUME_KEY}= names, and this line names none",
+            hint=f"run:{stage} {RESUME_KEY}=RUN {ALLOW_KEY}=…, or leave {ALLOW_KEY}= out to begin anew",
+        )
+    return QueueLine(Verb.RUN, stage, vm, overrides)
 
 
 def _read_sh(rest: str, vm: str) -> QueueLine:

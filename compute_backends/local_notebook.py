@@ -33,6 +33,7 @@ VM_HOME = "bridgehead"
 CELL_LOG = "cell.log"
 HOST_RECORD = "host.json"
 HOST_LOG = "host.log"
+CELL_RUNNING = "running"
 _NAME_PREFIX = "local-"
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 15.0
@@ -46,6 +47,7 @@ class LocalVm(VmHandle):
     folder: Path = Path()
     alive: bool = False
     cell: str = ""  # running, done, error, interrupted, kernel-dead
+    released: bool = False  # it gave itself back: its kernel waits, and nothing of ours runs on it
 
 
 class LocalNotebook:
@@ -80,13 +82,14 @@ class LocalNotebook:
 
     def describe(self, handle: VmHandle) -> LocalVm:
         folder = self.folder(handle)
-        record = self._record(handle)
+        cell = str(self._record(handle).get("cell", ""))
         return LocalVm(
             name=handle.name,
             vm_id=self._vm_id(folder) or handle.vm_id,
             folder=folder,
             alive=self.is_alive(handle),
-            cell=str(record.get("cell", "")),
+            cell=cell,
+            released=cell != CELL_RUNNING and _was_released(folder),
         )
 
     def folder(self, handle: VmHandle) -> Path:
@@ -183,6 +186,12 @@ class LocalNotebook:
             )
         finally:
             os.close(log)
+
+
+def _was_released(folder: Path) -> bool:
+    """Whether the cell has written down that it gave the VM back; a cell that is run again takes that back."""
+    told = files.read_json(folder / CONTENT / VM_HOME / names.VM_STATE / names.VM_LIFETIME)
+    return isinstance(told, dict) and bool(told.get("released"))
 
 
 def _sweep(name: str) -> None:

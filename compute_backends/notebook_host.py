@@ -19,7 +19,7 @@ from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
 from jupyter_client.manager import KernelManager
 
 from bridgehead import files, names, processes
-from compute_backends.local_notebook import CELL_LOG, CONTENT, HOST_RECORD
+from compute_backends.local_notebook import CELL_LOG, CELL_RUNNING, CONTENT, HOST_RECORD
 
 _POLL_S = 0.2
 _READY_S = 60.0
@@ -27,7 +27,7 @@ _KERNEL_ARGV = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
 class CellState:
-    RUNNING = "running"
+    RUNNING = CELL_RUNNING
     DONE = "done"
     ERROR = "error"
     KERNEL_DEAD = "kernel-dead"

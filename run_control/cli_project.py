@@ -79,6 +79,8 @@ def up(
 
     def show() -> None:
         say(f"bridge {'started' if report.started_bridge else 'already up'}: {report.url} (tunnel: {report.tunnel})")
+        if report.released_vm:
+            say(f"local VM {report.released_vm} had given itself back, and is gone now")
         if report.vm:
             say(f"local VM {report.vm} {'started' if report.started_vm else 'already up'}")
         for line in _next_steps(report, _first_stage(found)):

@@ -79,6 +79,9 @@ def status(
             table(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])
             say()
         table(views.RUN_HEADERS, [view.row() for view in runs])
+        for view in runs:
+            if view.waits_for:
+                note(f"{view.run_id}: {view.waits_for}")
         if live is None:
             note("no bridge is running. next: bridgehead up")
         elif not live.url:
@@ -113,7 +116,8 @@ def run(
     if stage not in stages:
         raise UsageError(f"no stage {stage!r} in {names.PROJECT_FILE}", hint=nearest(stage, stages))
     allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
-    given = [*_resume_words(resume, [word for word, allow in allowed.items() if allow]), *(words or [])]
+    more = words or []
+    given = [*_resume_words(resume, [word for word, allow in allowed.items() if allow], more), *more]
     line = queue_writer.run_line(stage, given, vm)
     if dry_run:
         spec = _resolved(stages[stage], given)
@@ -262,7 +266,7 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
             if as_json:
                 event(sequence, {"run": view.to_json()})
             elif view.run_id not in last or _worth_a_line(last[view.run_id], view):
-                note(" · ".join(cell for cell in view.row() if cell))
+                note(" · ".join(cell for cell in (*view.row(), view.waits_for) if cell))
             last[view.run_id] = view
     errors = [error for view in last.values() if (error := waiting.outcome(view)) is not None]
     first: BridgeheadError | None = errors[0] if errors else None
@@ -272,8 +276,9 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
 
 def _worth_a_line(old: RunView, new: RunView) -> bool:
     level = (old.checkpoint or {}).get("level"), (old.checkpoint or {}).get("step")
-    return (old.state, *level) != (
+    return (old.state, old.vm_state in names.ENDED, *level) != (
         new.state,
+        new.vm_state in names.ENDED,
         (new.checkpoint or {}).get("level"),
         (new.checkpoint or {}).get("step"),
     )
@@ -287,11 +292,16 @@ def _stream_line(sequence: int, line: str, *, as_json: bool) -> int:
     return sequence + 1
 
 
-def _resume_words(resume: str, allowed: list[names.Allow]) -> list[str]:
+def _resume_words(resume: str, allowed: list[names.Allow], more: list[str]) -> list[str]:
     """The words of a queue line that say where to begin and what may differ from how that was made."""
     from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY
 
     words = [f"{RESUME_KEY}={resume}"] if resume else []
+    if allowed and not resume and not any(word.startswith(f"{RESUME_KEY}=") for word in more):
+        raise UsageError(
+            f"--allow-{allowed[0]} is about the checkpoint that --resume names, and there is no --resume",
+            hint=f"add --resume RUN, or leave --allow-{allowed[0]} out to begin anew",
+        )
     return [*words, f"{ALLOW_KEY}={','.join(allowed)}"] if allowed else words
 
 
@@ -328,7 +338,8 @@ def _show_run(view: RunView) -> None:
     for header, cell in zip(views.RUN_HEADERS, view.row(), strict=True):
         if cell:
             say(f"{header.lower()}: {cell}")
-    more = (("exit code", view.exit_code), ("failure class", view.failure_class), ("why", view.reason or view.message))
+    why = view.reason or view.message
+    more = (("now", view.waits_for), ("exit code", view.exit_code), ("failure class", view.failure_class), ("why", why))
     for name, value in more:
         if value not in (None, ""):
             say(f"{name}: {value}")

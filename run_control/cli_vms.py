@@ -31,7 +31,7 @@ def list_vms(context: typer.Context, json: JsonFlag = False, project: ProjectFla
     from run_control import local_vms
 
     found = local_vms.backend(project_of(context, project)).list()
-    rows = [(vm.name, "alive" if vm.alive else "dead", vm.cell, vm.vm_id) for vm in found]
+    rows = [(vm.name, _state(vm), vm.cell, vm.vm_id) for vm in found]
     return emit(
         {"vms": [_json(vm) for vm in found]},
         as_json=json,
@@ -87,5 +87,9 @@ def kill(context: typer.Context, name: NameArgument = "", json: JsonFlag = False
     return emit({"vm": {**_json(vm), "alive": False}}, as_json=json, show=lambda: say(f"{vm.name} is dead"))
 
 
+def _state(vm: Any) -> str:
+    return "released" if vm.alive and vm.released else "alive" if vm.alive else "dead"
+
+
 def _json(vm: Any) -> dict[str, Any]:
-    return {"name": vm.name, "vm_id": vm.vm_id, "alive": vm.alive, "cell": vm.cell}
+    return {"name": vm.name, "vm_id": vm.vm_id, "alive": vm.alive, "cell": vm.cell, "released": vm.released}

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from bridgehead.records import duration
+from run_control import state_words
 from run_control.cli_support import note
 from run_control.demo_shell import Run
 
@@ -88,7 +89,7 @@ def _cells(run: Run) -> tuple[str, ...]:
     eta = f"ETA {duration(run['eta_s'])}" if run["eta_s"] is not None and not ended else ""
     return (
         run["stage"],
-        run["state"],
+        state_words.shown(run["state"], ""),
         f"epoch {run['epoch']}/{run['total_epochs']}" if run["total_epochs"] else "",
         f"loss {loss:.4f}" if loss is not None else "",
         eta,

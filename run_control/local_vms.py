@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from bridgehead.errors import NotFoundError, VmError
 from compute_backends.base import VmHandle, VmRequest
 from compute_backends.local_notebook import LocalNotebook, LocalVm
@@ -10,6 +12,7 @@ from run_control.views import ledger_of
 
 GONE = "its processes are gone"
 STOPPED = "it was stopped"
+RELEASED = "it had given itself back"
 
 
 def backend(project: Project) -> LocalNotebook:
@@ -32,19 +35,32 @@ def choose(project: Project, name: str) -> LocalVm:
     return live[0]
 
 
-def ensure(project: Project, *, new_address: bool) -> tuple[LocalVm, bool]:
-    """A live local VM and whether it is new. Dead ones are cleared away and reported first.
+@dataclass(frozen=True)
+class Ensured:
+    """A live local VM; `released`: the name of one that had given itself back, which was stopped for it."""
+
+    vm: LocalVm
+    is_new: bool
+    released: str = ""
+
+
+def ensure(project: Project, *, new_address: bool) -> Ensured:
+    """A local VM that works, perhaps a new one. Dead ones are cleared away and reported first.
 
     `new_address`: the bridge was just started, so a VM that lived on runs the cell again to learn where it is now.
     """
     clear_dead(project)
-    local = backend(project)
+    local, released = backend(project), ""
     for vm in local.list():
-        if vm.alive:
+        if vm.alive and vm.released:
+            local.stop(vm)
+            _report(project, local.describe(vm), RELEASED)
+            released = vm.name
+        elif vm.alive:
             if new_address:
                 local.run_cell(vm)
-            return vm, False
-    return start(project), True
+            return Ensured(vm, is_new=False, released=released)
+    return Ensured(start(project), is_new=True, released=released)
 
 
 def start(project: Project) -> LocalVm:

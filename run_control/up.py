@@ -28,6 +28,7 @@ class UpReport:
     notebook: str
     vm: str = ""  # the local VM's name
     started_vm: bool = False
+    released_vm: str = ""  # one that had given itself back, and was stopped
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -61,7 +62,7 @@ def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int |
         else:
             live = bridge_control.need(project)
             _refuse_another(live, tunnel, port)
-        vm, new = local_vms.ensure(project, new_address=started) if runtime == LOCAL else (None, False)
+        local = local_vms.ensure(project, new_address=started) if runtime == LOCAL else None
     return UpReport(
         project=view.name,
         port=live.port,
@@ -69,8 +70,9 @@ def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int |
         tunnel=live.tunnel,
         started_bridge=started,
         notebook=str(project.notebook),
-        vm=vm.name if vm else "",
-        started_vm=new,
+        vm=local.vm.name if local else "",
+        started_vm=bool(local and local.is_new),
+        released_vm=local.released if local else "",
     )
 
 

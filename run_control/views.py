@@ -15,6 +15,7 @@ from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import CheckpointInfo, Status, duration
+from run_control import state_words
 from run_control.project import Project
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class RunView:
     )
     resumed_from_step: int | None = None
     status_age_s: float | None = None
+    vm_state: str = ""  # its VM's own word on this attempt
+    waits_for: str = ""  # why it stands still, and what to do about it; empty while it works or has ended
 
     @property
     def ended(self) -> bool:
@@ -68,7 +71,7 @@ class RunView:
         failed = self.state in (RunState.FAILED, REJECTED) and (self.failure_class or self.reason)
         return (
             self.run_id,
-            f"{self.state} ({failed})" if failed else self.state,
+            f"{self.state} ({failed})" if failed else state_words.shown(self.state, self.vm_state),
             _progress(self),
             " ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()),
             duration(self.eta_s) if self.eta_s is not None and not self.ended else "",
@@ -122,9 +125,13 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> 
         reason=row.reason,
     )
     status = _status(project, row.run_id)
-    if status is None:
-        return view
-    moment = time.time() if now is None else now
+    if status is not None:
+        view = _with_status(view, row, status, time.time() if now is None else now)
+    newest = state_words.checkpoints(view.levels, view.checkpoint)
+    return dataclasses.replace(view, waits_for=state_words.waits_for(project, view.state, view.vm_state, newest))
+
+
+def _with_status(view: RunView, row: CommandRow, status: Status, moment: float) -> RunView:
     checkpoint = None
     if status.checkpoint is not None:
         age_s = max(0.0, moment - status.checkpoint.at)
@@ -133,6 +140,7 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> 
     return dataclasses.replace(
         view,
         state=_state(row, status) if mine else str(row.state),
+        vm_state=str(status.state) if mine else "",
         step=status.step,
         total_steps=status.total_steps,
         epoch=status.epoch,
@@ -162,14 +170,15 @@ def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
     beat = vm["heartbeat"]
     gpus = beat.get("gpus") or []
     store = beat.get("store") or {}
+    released = vm.get("released")
     return (
         vm["vm_id"],
-        vm["state"],
+        f"{vm['state']} ({released['because']})" if released else vm["state"],
         f"{duration(vm['seen_age_s'])} ago",
         _gib(beat.get("memory_free_bytes")),
         _gib(beat.get("disk_free_bytes")),
         ", ".join(str(gpu.get("name", "?")) for gpu in gpus) or "none",
-        _store(store) if beat else "",
+        _store(store) if beat and not released else "",
     )
 
 
@@ -184,7 +193,7 @@ def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        return [_command(row) for row in ledger.commands(limit=newest)]
+        return [_command(row, _waits_for(project, row)) for row in ledger.commands(limit=newest)]
 
 
 def notes(project: Project) -> list[dict[str, Any]]:
@@ -199,7 +208,8 @@ def command_row(command: dict[str, Any]) -> tuple[str, ...]:
     """Cells under COMMAND_HEADERS."""
     line = f"{Verb.SH}: {command['argument']}" if command["verb"] == Verb.SH else command["line"]
     shown = line if len(line) <= 60 else line[:59] + "…"
-    return (str(command["seq"]), command["state"], shown, command["run_id"], command["reason"])
+    why = "; ".join(filter(None, (command["waits_for"], command["reason"])))
+    return (str(command["seq"]), state_words.shown(command["state"], ""), shown, command["run_id"], why)
 
 
 def _state(row: CommandRow, status: Status) -> str:
@@ -221,19 +231,26 @@ def _status(project: Project, run_id: str) -> Status | None:
         return None  # written by a newer Bridgehead; the ledger's part is still right
 
 
+def _waits_for(project: Project, row: CommandRow) -> str:
+    return run_view(project, row).waits_for if row.run_id and row.state == RunState.LOST else ""
+
+
 def _vm(row: VmRow, now: float) -> dict[str, Any]:
+    release = {} if row.unpaired else state_words.release_of(row.heartbeat)
+    reason = state_words.release_text(release, now) if release else row.reason
     return {
         "vm_id": row.vm_id,
-        "state": "unpaired" if row.unpaired else row.state,
+        "state": "unpaired" if row.unpaired else state_words.RELEASED if release else row.state,
         "first_seen": row.first_seen,
         "last_seen": row.last_seen,
         "seen_age_s": round(max(0.0, now - row.last_seen), 1),
-        "reason": "its requests are refused: run the bootstrap cell again" if row.unpaired else row.reason,
+        "reason": "its requests are refused: run the bootstrap cell again" if row.unpaired else reason,
+        "released": release or None,
         "heartbeat": row.heartbeat,
     }
 
 
-def _command(row: CommandRow) -> dict[str, Any]:
+def _command(row: CommandRow, waits_for: str) -> dict[str, Any]:
     return {
         "seq": row.seq,
         "line": row.text.strip(),
@@ -245,6 +262,7 @@ def _command(row: CommandRow) -> dict[str, Any]:
         "attempt": row.attempt,
         "exit_code": row.exit_code,
         "reason": row.reason,
+        "waits_for": waits_for,
         "created": row.created,
         "updated": row.updated,
     }

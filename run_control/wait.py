@@ -74,7 +74,7 @@ def outcome(view: RunView) -> BridgeheadError | None:
     if view.state in names.ENDED:
         return RunFailed(text, hint=f"bridgehead logs {view.run_id}")
     if view.state == RunState.LOST:
-        return VmError(f"{view.run_id}: its VM is lost; it resumes on the next one", hint="bridgehead up")
+        return VmError(f"{view.run_id} {view.waits_for}", hint=f"then bridgehead wait {view.run_id}")
     return StillRunning(f"{view.run_id} is {view.state}", hint=f"bridgehead wait {view.run_id}")
 
 

@@ -20,6 +20,7 @@ from vm_daemons.home import VmHome
 
 CELL_MARK = "cell.json"  # touched by the cell's heartbeat
 CONTACT_MARK = "contact"  # touched when the laptop answered: at boot, and at each heartbeat
+GOODBYE_MARK = "goodbye"  # touched when it answered a heartbeat that says that this VM gives itself back
 STOP_GRACE_S = 10.0
 _SCRUBBED_PREFIXES = ("JPY_", "COLAB_")
 _SCRUBBED = ("MPLBACKEND", names.ENV_PAIRING)

@@ -199,7 +199,8 @@ def snapshot(home: VmHome) -> dict[str, Any]:
     """Heartbeat.lifetime. Never raises.
 
     `handing_over`: runs that are saving for the next VM. `handed_over`: those that have stopped and whose newest
-    checkpoint is in the store, so that the next VM can have them now. `released`: this VM has given itself back.
+    checkpoint is in the store, so that the next VM can have them now. `released`: this VM has given itself back, with
+    when (seconds since 1970) and why.
     """
     told: dict[str, Any] = {"handing_over": [], "handed_over": [], "stays_because": "", "releases_at": None}
     with contextlib.suppress(OSError, UsageError):
@@ -247,7 +248,8 @@ def _release_state(home: VmHome) -> dict[str, Any]:
     record = files.read_json(home.state / names.VM_LIFETIME)
     found = record if isinstance(record, dict) else {}
     if found.get("released"):
-        return {"released": True}
+        because = str(found.get("because", ""))
+        return {"released": True, "released_at": found["released"], "released_because": because}
     cell_s = age_s(home.state / daemons.CELL_MARK)
     if cell_s is None or cell_s > CELL_SILENT_S:
         return {"stays_because": "the cell does not run, and it alone can release the VM"}

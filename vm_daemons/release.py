@@ -85,7 +85,8 @@ class Release:
         why = _blocker(self._home, commands(self._home.journal))
         if not why:
             beats_before = self._store_beats()
-            files.write_json(self._state_file, {"v": names.RECORD_VERSION, "released": time.time()})
+            told = {"released": time.time(), "because": self._because()}
+            files.write_json(self._state_file, {"v": names.RECORD_VERSION, **told})
             _wait(LAST_WORD_S, lambda: self._heard() and self._store_beats() != beats_before)
             daemons.stop(self._home)
             why = mounting.flush_drive(FLUSH_TIMEOUT_MS)
@@ -147,9 +148,20 @@ class Release:
         return told.get("beat_number") if isinstance(told, dict) else None
 
     def _heard(self) -> bool:
-        """Whether the laptop has answered a heartbeat since the release was written down."""
-        told, heard = _stamp(self._state_file), _stamp(self._home.state / daemons.CONTACT_MARK)
-        return told is not None and heard is not None and heard[0] > told[0]
+        """Whether the laptop has answered a heartbeat that tells of this release; one that was under way does not."""
+        told, heard = _stamp(self._state_file), _stamp(self._home.state / daemons.GOODBYE_MARK)
+        return told is not None and heard is not None and heard[0] >= told[0]
+
+    def _because(self) -> str:
+        """Why it goes, for `bridgehead status`."""
+        seen = lifetime.outlook(self._home)
+        given = lifetime.handovers(self._home, seen)[1]
+        if given:
+            return f"near its cap; for the next VM: {', '.join(given)}"
+        if seen.phase is not lifetime.Phase.OPEN:
+            return "near its cap, everything is done and safe"
+        grace_s = lifetime.rules(self._home.record()).release_after_s
+        return f"idle for {duration(grace_s)}, everything is done and safe"
 
 
 def stays_for(verdict: Verdict) -> str:

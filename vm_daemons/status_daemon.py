@@ -229,9 +229,12 @@ class StatusDaemon:
             return False
 
     def _heartbeat_step(self) -> float:
-        hints = self._client.heartbeat(self._beat())
+        beat = self._beat()
+        hints = self._client.heartbeat(beat)
         key_rotation.heed(self._home, hints, self._client.signed_with().key_id)
         (self._home.state / daemons.CONTACT_MARK).touch()
+        if beat.lifetime.get("released"):
+            (self._home.state / daemons.GOODBYE_MARK).touch()
         self._heartbeat_s = min(60.0, max(0.5, float(hints.get("heartbeat_s", 5))))
         revoked = hints.get("revoked", [])
         if revoked:

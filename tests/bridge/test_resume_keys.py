@@ -44,7 +44,9 @@ def test_a_run_can_begin_at_another_runs_checkpoint(ledger: Ledger) -> None:
     [
         ("run:pretrain resume=pretrian-0001", "resume: no run 'pretrian-0001'"),
         ("run:other resume=pretrain", "is of stage 'pretrain', not 'other'"),
-        ("run:pretrain allow=confg", "allow: unknown word 'confg': did you mean config?"),
+        ("run:pretrain resume=pretrain allow=confg", "allow: unknown word 'confg': did you mean config?"),
+        ("run:pretrain allow=config", "names none: run:pretrain resume=RUN allow=…, or leave allow= out to begin anew"),
+        ("run:pretrain epochs=3 allow=", "allow= says what may differ from the checkpoint that resume= names"),
         ("run:pretrain resume=", "resume: no run ''"),
     ],
 )

@@ -88,6 +88,25 @@ def test_the_life_of_a_vm(local: LocalNotebook, tmp_path: Path) -> None:
         local.interrupt(vm)
 
 
+def test_a_vm_that_gave_itself_back_is_released_until_its_cell_runs_again(local: LocalNotebook, tmp_path: Path) -> None:
+    state = f"{CONTENT}/{VM_HOME}/{names.VM_STATE}"
+    cell = f"""\
+import pathlib, time
+told = pathlib.Path("{VM_HOME}/{names.VM_STATE}/{names.VM_LIFETIME}")
+again = told.exists()
+told.parent.mkdir(exist_ok=True)
+told.write_text('{{"released": 1.0}}')
+while again:
+    time.sleep(0.05)
+"""
+    vm = local.start(VmRequest(_notebook(tmp_path, cell)))
+    wait_until(lambda: local.describe(vm).cell == "done", 20, what="the end of the cell")
+    assert local.describe(vm).released and local.is_alive(vm) and (vm.folder / state).is_dir()
+    local.run_cell(vm)
+    wait_until(lambda: local.describe(vm).cell == "running", 20, what="its second run")
+    assert not local.describe(vm).released
+
+
 def test_running_the_cell_again_stops_the_one_that_runs_first(local: LocalNotebook, tmp_path: Path) -> None:
     vm = local.start(VmRequest(_notebook(tmp_path, CELL)))
     wait_until(lambda: _printed(vm, "child"), 20, what="the cell's output")

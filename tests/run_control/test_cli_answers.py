@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cli_process import Answer, in_process
-from project_support import Seeded
+from project_support import VM, Seeded
 
 from bridgehead.names import Ack, RunState
 from run_control import cli
@@ -40,6 +40,19 @@ def test_wait_json_is_a_stream_of_objects_that_ends_with_the_data(bridgehead: Ca
     first, last = (json.loads(line) for line in answer.out.splitlines())
     assert first["seq"] == 1 and first["run"]["run_id"] == run_id
     assert last["ok"] and last["data"]["runs"][0]["state"] == "done"
+
+
+def test_a_run_that_waits_for_a_vm_says_so_and_never_that_it_is_lost(bridgehead: Call, seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ledger.mark_vm_gone(VM, "dead")
+    todo = "waits for a VM: open the notebook and run the cell"
+    for words in ((), (run_id,)):
+        answer = bridgehead("status", *words, project=seeded.project)
+        assert todo in answer.out + answer.err and "lost" not in answer.out + answer.err
+    answer = bridgehead("queue", project=seeded.project)
+    assert todo in answer.out and "lost" not in answer.out
+    data = bridgehead("status", "--json", project=seeded.project).data
+    assert data["runs"][0]["state"] == "lost" and todo in data["runs"][0]["waits_for"]
 
 
 def test_queueing_without_a_bridge_succeeds_and_says_so(bridgehead: Call, fresh: Project) -> None:

@@ -29,6 +29,8 @@ IN_A_NEW_PROJECT = {
     "init .": 2,
     "run pretrian": 2,
     "run pretrain epochs": 2,
+    "run pretrain --allow-code": 2,
+    "run pretrain allow=code --dry-run": 2,
     "run pretrain --wait": 11,
     "sh": 2,
     "stop pretrain": 6,

@@ -39,6 +39,25 @@ def test_a_dead_vm_is_reported_and_replaced_and_down_leaves_nothing(fresh: Proje
         assert processes.tagged(names.ENV_LOCAL_VM, name) == []
 
 
+def test_a_vm_that_gave_itself_back_is_shown_as_released_and_replaced(fresh: Project) -> None:
+    text = fresh.file.read_text().replace("[vm]", "[vm]\nrelease_after_s = 10", 1)
+    fresh.file.write_text(text)
+    try:
+        first = up.up(fresh, runtime=up.LOCAL, tunnel="none", port=0)
+        wait_until(lambda: local_vms.backend(fresh).list()[0].released, 60, what="its release")
+        [vm] = views.vms(fresh)
+        assert vm["state"] == "released" and "idle for 10s, everything is done and safe" in vm["reason"]
+
+        answer = bridgehead("up", "--runtime", "local", cwd=fresh.root)
+        assert f"local VM {first.vm} had given itself back" in answer.out
+        [gone, new] = local_vms.backend(fresh).list()
+        assert gone.name == first.vm and not gone.alive and new.alive and f"local VM {new.name} started" in answer.out
+        assert processes.tagged(names.ENV_LOCAL_VM, first.vm) == []
+        assert views.vms(fresh)[0]["state"] == "released", "also when its processes are gone"
+    finally:
+        up.down(fresh)
+
+
 def test_a_vm_that_lived_on_hears_of_a_new_bridge(fresh: Project, tmp_path: Path) -> None:
     from run_control import bridge_control
 

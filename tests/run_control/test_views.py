@@ -9,6 +9,7 @@ from project_support import NOW, VM, Seeded
 
 from bridgehead import files, names
 from bridgehead.names import Ack, RunState
+from bridgehead.records import Heartbeat
 from run_control import views
 from run_control.project import Project
 
@@ -87,6 +88,39 @@ def test_what_an_earlier_attempt_said_is_no_news_of_this_one(seeded: Seeded) -> 
     assert (view.state, view.attempt, view.step, view.eta_s) == ("lost", 2, 7, None)
 
 
+def test_a_run_whose_vm_ended_waits_for_the_next_one_and_says_what_to_do(seeded: Seeded) -> None:
+    run_id, fresh_one, done = seeded.take("run:pretrain", "run:pretrain epochs=2", "run:pretrain epochs=3")
+    seeded.finish(done, RunState.DONE)
+    told = {"local": _level(7, "local", NOW - 3), "confirmed": _level(4, "confirmed", NOW - 124)}
+    seeded.status(run_id, levels=told)
+    seeded.ledger.mark_vm_gone(VM, "dead")
+    waiting, unsaved, ended = views.runs(seeded.project, now=NOW)
+    todo = "waits for a VM: open the notebook and run the cell"
+    assert (waiting.state, waiting.waits_for) == ("lost", f"{todo}; newest checkpoint: 7 local, 4 confirmed")
+    assert unsaved.waits_for == f"{todo}; no checkpoint of it was heard of" and ended.waits_for == ""
+    assert waiting.row()[1] == "waits for a VM" and "lost" not in waiting.row()
+    lines = views.commands(seeded.project)
+    assert lines[0]["state"] == "lost" and lines[0]["waits_for"] == waiting.waits_for
+    assert views.command_row(lines[0])[1] == "waits for a VM" and todo in views.command_row(lines[0])[-1]
+    assert lines[2]["waits_for"] == ""
+
+
+def test_on_the_local_runtime_the_next_vm_is_one_command_away(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    (seeded.project.vms / "local-1").mkdir(parents=True)
+    seeded.ledger.mark_vm_gone(VM, "dead")
+    assert "waits for a VM: bridgehead up --runtime local;" in views.run(seeded.project, run_id).waits_for
+
+
+def test_a_run_that_has_ended_on_its_vm_is_not_shown_as_running(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id, state=RunState.DONE)
+    view = views.run(seeded.project, run_id)
+    assert (view.state, view.vm_state, view.row()[1]) == ("running", "done", "done, arriving")
+    assert view.waits_for == "it is done on its VM; what it made is on its way here"
+
+
 def test_a_status_file_that_is_cut_or_newer_does_not_hide_the_run(seeded: Seeded) -> None:
     [run_id] = seeded.take("run:pretrain")
     seeded.ack(run_id, Ack.STARTED)
@@ -109,6 +143,27 @@ def test_vms_show_when_they_were_last_seen(seeded: Seeded) -> None:
     [vm] = views.vms(seeded.project, now=NOW + 5)
     assert (vm["vm_id"], vm["state"], vm["seen_age_s"]) == (VM, "live", 5.0)
     assert views.vm_row(vm)[:4] == (VM, "live", "5s ago", "1.0 GiB") and views.vm_row(vm)[-1] == "ok"
+
+
+def test_a_vm_that_gave_itself_back_is_released_and_no_alarm(seeded: Seeded) -> None:
+    lifetime = {"released": True, "released_at": NOW - 64, "released_because": "idle for 10s, everything is safe"}
+    beat = Heartbeat(VM, "boot", NOW, store={"ok": False, "error": "the store is gone"}, lifetime=lifetime)
+    seeded.ledger.heartbeat(beat)
+    for end in (lambda: None, lambda: seeded.ledger.mark_vm_gone(VM, "its processes are gone")):
+        end()
+        [vm] = views.vms(seeded.project, now=NOW)
+        assert vm["state"] == "released" and vm["released"]["at"] == NOW - 64
+        assert vm["reason"] == "gave itself back 1m04s ago: idle for 10s, everything is safe"
+        row = views.vm_row(vm)
+        assert row[1] == "released (idle for 10s, everything is safe)" and row[-1] == ""
+    seeded.beat()
+    assert views.vms(seeded.project)[0]["state"] == "live", "its cell was run again"
+
+
+@pytest.mark.parametrize("lifetime", [{"released": True}, {"released": True, "released_at": "x"}])
+def test_a_release_of_which_no_more_is_known_is_one_all_the_same(seeded: Seeded, lifetime: dict[str, object]) -> None:
+    seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, lifetime=lifetime))
+    assert views.vms(seeded.project)[0]["reason"] == "gave itself back: everything is done and safe"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 import types
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from bridgehead import files, names, processes
 from bridgehead.names import Ack, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, StageSpec
+from support import wait_until
 from vm_daemons import beats, daemons, lifetime, mounting, release, uploads
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
@@ -260,7 +262,43 @@ def colab(monkeypatch: pytest.MonkeyPatch) -> Colab:
 def test_it_is_given_back_after_the_flush_and_the_heartbeat_says_so_before(cell: Cell, colab: Colab) -> None:
     assert cell.release.go()
     assert colab.did == ["daemons stopped", "flushed", "unassigned"]
-    assert lifetime.snapshot(cell.home)["released"] is True
+    told = lifetime.snapshot(cell.home)
+    assert told["released"] is True and told["released_at"] == pytest.approx(time.time(), abs=60.0)
+    assert told["released_because"] == "idle for 5m00s, everything is done and safe"
+
+
+def test_it_says_which_runs_it_leaves_to_the_next_vm(cell: Cell, colab: Colab) -> None:
+    command = cell.command()
+    run_dir = make_run(cell.home, RUN)
+    lifetime.begin_handover(run_dir, 1)
+    lifetime.end_handover(run_dir, 1)
+    cell.journal.handed_over(command)
+    assert cell.release.go()
+    assert lifetime.snapshot(cell.home)["released_because"] == f"near its cap; for the next VM: {RUN}"
+
+
+def test_an_answer_to_a_heartbeat_that_was_under_way_is_no_goodbye(
+    cell: Cell, colab: Colab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The laptop has to hear what was handed over: an earlier heartbeat may not tell of it."""
+    monkeypatch.setattr(release, "LAST_WORD_S", 600.0)
+    goodbye, ended = cell.home.state / daemons.GOODBYE_MARK, threading.Event()
+    goodbye.touch()
+    os.utime(goodbye, (1.0, 1.0))  # of a release that failed
+
+    def go() -> None:
+        assert cell.release.go()
+        ended.set()
+
+    leaving = threading.Thread(target=go, daemon=True)
+    leaving.start()
+    wait_until(lambda: lifetime.snapshot(cell.home).get("released"), 20, what="the word of its release")
+    files.write_json(cell.home.state / names.VM_STORE_STATE, {"beat_number": 7})
+    (cell.home.state / daemons.CONTACT_MARK).touch()
+    assert not ended.wait(0.5)
+    goodbye.touch()
+    assert ended.wait(20)
+    leaving.join(10)
 
 
 def test_a_command_that_comes_at_the_last_moment_keeps_it(cell: Cell, colab: Colab) -> None:

@@ -144,6 +144,19 @@ def test_the_last_status_knows_that_the_checkpoint_is_in_the_store(rig: Rig) -> 
     assert last is not None and (last.step, last.level) == (7, names.CheckpointLevel.MOUNTED)
 
 
+def test_the_cell_hears_that_the_laptop_knows_of_its_release_and_not_before(rig: Rig) -> None:
+    goodbye = rig.home.state / daemons.GOODBYE_MARK
+    daemon = rig.start()
+    wait_until(lambda: (rig.home.state / daemons.CONTACT_MARK).exists(), what="a heartbeat")
+    assert not goodbye.exists()
+    files.write_json(rig.home.state / names.VM_LIFETIME, {"released": 5.0, "because": "idle"})
+    daemon._heartbeat_step()
+    assert goodbye.exists()
+    [vm] = rig.live.bridge.ledger.vms()
+    told = vm.heartbeat["lifetime"]
+    assert (told["released"], told["released_at"], told["released_because"]) == (True, 5.0, "idle")
+
+
 def test_a_folder_that_gets_its_run_json_later_is_not_left_for_the_next_look(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

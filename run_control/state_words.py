@@ -1,0 +1,64 @@
+"""What the states of runs and VMs mean, in words that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridgehead.names import ENDED, CheckpointLevel, RunState
+from bridgehead.records import duration
+from run_control.project import Project
+
+WAITS = "waits for a VM"  # shown in place of the ledger's "lost": nothing of the run is
+RELEASED = "released"
+
+
+def shown(state: str, vm_state: str) -> str:
+    """A run's state for a table. `state`: the ledger's; `vm_state`: what its VM last said of it, "" for nothing."""
+    if state == RunState.LOST:
+        return WAITS
+    return f"{vm_state}, arriving" if _is_arriving(state, vm_state) else state
+
+
+def waits_for(project: Project, state: str, vm_state: str, checkpoints: str) -> str:
+    """Why a run that has not ended stands still, and what to do; "" when it does not. `checkpoints`: its newest."""
+    if state == RunState.LOST:
+        newest = f"newest checkpoint: {checkpoints}" if checkpoints else "no checkpoint of it was heard of"
+        return f"{WAITS}: {_how_to_get_one(project)}; {newest}"
+    if _is_arriving(state, vm_state):
+        return f"it is {vm_state} on its VM; what it made is on its way here"
+    return ""
+
+
+def checkpoints(levels: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:
+    """`1200 local, 1100 confirmed`: of each step the highest level that it has. Without ages, so it changes seldom."""
+    known = {str(level): levels[level] for level in CheckpointLevel if level in levels}
+    if not known and newest:
+        known = {str(newest["level"]): newest}
+    by_step = {item["step"]: f"{item['step']} {level}" for level, item in known.items()}
+    return ", ".join(by_step[step] for step in sorted(by_step, reverse=True))
+
+
+def release_of(heartbeat: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"at", "because"}` when a VM's last word was that it gives itself back; empty otherwise. `at` may be None."""
+    lifetime = heartbeat.get("lifetime")
+    if not isinstance(lifetime, dict) or not lifetime.get("released"):
+        return {}
+    at, because = lifetime.get("released_at"), lifetime.get("released_because")
+    when = float(at) if isinstance(at, int | float) and not isinstance(at, bool) else None
+    return {"at": when, "because": str(because or "everything is done and safe")[:300]}
+
+
+def release_text(release: Mapping[str, Any], now: float) -> str:
+    """`gave itself back 3m04s ago: …`."""
+    when = f" {duration(now - release['at'])} ago" if release["at"] else ""
+    return f"gave itself back{when}: {release['because']}"
+
+
+def _is_arriving(state: str, vm_state: str) -> bool:
+    return state not in ENDED and vm_state in ENDED
+
+
+def _how_to_get_one(project: Project) -> str:
+    local = project.vms.is_dir() and any(project.vms.iterdir())
+    return "bridgehead up --runtime local" if local else "open the notebook and run the cell"
