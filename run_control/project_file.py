@@ -38,6 +38,7 @@ def load(root: Path) -> ProjectView:
         parsed = _File.model_validate(data)
     except ValidationError as error:
         raise _mistake(path.name, text, error) from None
+    _check_vm(path.name, text, parsed.vm)
     _check_stages(path.name, text, parsed.stages)
     return ProjectView(
         name=parsed.project.name,
@@ -266,6 +267,19 @@ def _allowed_keys(table: list[str]) -> list[str]:
     }
     model = models.get(table[0], _File) if table else _File
     return list(model.model_fields)
+
+
+def _check_vm(file_name: str, text: str, vm: _Vm) -> None:
+    """A VM that is near its end from its first second would start no run and give itself away at once."""
+    if vm.cap_h is None or vm.save_before_cap_s < vm.cap_h * 3600:
+        return
+    given = "save_before_cap_s" in vm.model_fields_set
+    cap_s, line = vm.cap_h * 3600, toml_lines.line_of(text, ["vm", "save_before_cap_s" if given else "cap_h"])
+    raise ProjectError(
+        f"{file_name}:{line}: vm.{'save_before_cap_s' if given else 'cap_h'}: a VM that lives {cap_s:g} s can't save"
+        f" {vm.save_before_cap_s:g} s before its end{'' if given else ' (the default of save_before_cap_s)'}",
+        hint=f"a larger cap_h (hours), or save_before_cap_s of at most half of that life: {cap_s / 2:g}",
+    )
 
 
 def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:

@@ -121,6 +121,17 @@ MISTAKES = {
     ),
     "a store outside": ("[vm]", '[store]\npath = "../x"\n[vm]', ":8: store.path: a path with / and without .."),
     "a life of no time": ("[vm]", "[vm]\ncap_h = 0", ":8: vm.cap_h: should be greater than 0"),
+    "a life shorter than its end": (
+        "[vm]",
+        "[vm]\ncap_h = 1\nsave_before_cap_s = 3600",
+        ":9: vm.save_before_cap_s: a VM that lives 3600 s can't save 3600 s before its end | a larger cap_h (hours), or"
+        " save_before_cap_s of at most half of that life: 1800",
+    ),
+    "a life shorter than the default of its end": (
+        "[vm]",
+        "[vm]\ncap_h = 0.25",
+        ":8: vm.cap_h: a VM that lives 900 s can't save 1200 s before its end (the default of save_before_cap_s)",
+    ),
 }
 
 
