@@ -134,7 +134,11 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
     )
     _end_what_was_to_stop(db, vm_id, now)
     end = f"UPDATE commands SET state = ?, failure_class = ?, reason = ?, updated = ? WHERE {_HELD} AND verb = ?"
-    db.execute(end, (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, f"{reason}; not repeated", now, vm_id, Verb.SH))
+    # Only the VM's own journal can prove that it never began, and that is gone or out of reach.
+    began = (f"{reason}; it had begun, and nobody knows how it ended; not repeated", now, vm_id, Verb.SH)
+    db.execute(end + " AND state = ?", (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, *began, RunState.RUNNING))
+    unseen = (f"{reason}; nobody heard that it had begun, and it may have; not repeated", now, vm_id, Verb.SH)
+    db.execute(end, (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, *unseen))
     for verb in (Verb.STOP, Verb.SYNC):
         db.execute(end, (RunState.FAILED, "", f"its VM is gone: {reason}", now, vm_id, verb))
     db.execute(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from bridgehead import paths
 from bridgehead.errors import BridgeheadError
-from bridgehead.names import RunState
+from bridgehead.names import Ack, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command
 from vm_daemons.home import VmHome
@@ -35,8 +35,8 @@ class Findings:
     """What there is to do, in the queue's order; each with its new attempt."""
 
     take: list[Command] = field(default_factory=list)
-    unknown: list[Command] = field(default_factory=list)  # sh: whose outcome nobody will ever know
-    relay: list[tuple[Command, AckRecord]] = field(default_factory=list)  # ended, and the laptop never heard of it
+    # What the laptop is to hear: how something ended, or of an sh: that nobody will ever know.
+    relay: list[tuple[Command, AckRecord]] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)  # for people: what was queued, under way, done
 
 
@@ -83,8 +83,9 @@ def _judge(
         return
     new = dataclasses.replace(command, attempt=attempt, vm_id=vm_id, delivery=0, former_vm=peer.vm_id, former_gone=True)
     if command.verb == Verb.SH and entry.answer is None:
-        findings.unknown.append(new)
-        findings.lines.append(what + f"began on {peer.vm_id}; nobody knows how it ended, and it is not repeated")
+        why = _why_unknown(entry, peer.vm_id)
+        findings.relay.append((new, AckRecord(vm_id, Ack.UNKNOWN, attempt, why, at=round(time.time(), 3))))
+        findings.lines.append(what + why)
     elif command.verb == Verb.SH and entry.answer is not None:
         findings.relay.append((new, dataclasses.replace(entry.answer, vm_id=vm_id, attempt=attempt)))
         findings.lines.append(what + f"had ended on {peer.vm_id}; the laptop hears of it from here")
@@ -94,6 +95,16 @@ def _judge(
         findings.take.append(new)
         stood = "had ended" if entry.answer is not None else "was under way" if entry.starts else "was queued"
         findings.lines.append(what + f"{stood} on {peer.vm_id}; taken over as attempt {attempt}")
+
+
+def _why_unknown(entry: Entry, vm_id: str) -> str:
+    """A journal proves that a command began. That it did not, the copy in the store can't: it is a bit behind."""
+    if entry.starts:
+        return f"it began on {vm_id}, which is dead; nobody knows how it ended, and it is not repeated"
+    return (
+        f"it waited on {vm_id}, which is dead; most likely it never began: the journal in the store has no start of it,"
+        " but may lack the last second. It is not repeated by itself"
+    )
 
 
 def _told_to_the_end(entry: Entry) -> bool:
@@ -199,8 +210,8 @@ class TakeOver:
         for line in findings.lines:
             self._say(line)
         relayed = [command for command, _ in findings.relay]
-        self._journal.accept([*findings.take, *findings.unknown, *relayed])
-        for command in [*findings.take, *findings.unknown]:
+        self._journal.accept([*findings.take, *relayed])
+        for command in findings.take:
             self._begin(command)
         for command, answer in findings.relay:
             self._journal.finished(command, answer)

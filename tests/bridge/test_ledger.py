@@ -325,6 +325,15 @@ def test_a_lost_vms_shell_command_has_an_unknown_outcome_and_is_never_repeated(l
     assert ledger.deliver(B, 0) == []
 
 
+def test_of_a_shell_command_it_says_whether_it_was_heard_to_begin(ledger: Ledger) -> None:
+    take(ledger, encode_shell("pip list"), encode_shell("nvidia-smi"))
+    ack(ledger, ledger.deliver(A, 0)[0], Ack.STARTED)
+    ledger.mark_vm_gone(A, "killed")
+    assert row(ledger, 1).reason == f"{A} is gone: killed; it had begun, and nobody knows how it ended; not repeated"
+    assert "nobody heard that it had begun, and it may have; not repeated" in row(ledger, 2).reason
+    assert row(ledger, 2).failure_class == FailureClass.UNKNOWN_OUTCOME
+
+
 def test_a_shell_outcome_that_arrives_after_all_replaces_the_unknown_one(ledger: Ledger, clock: Clock) -> None:
     take(ledger, encode_shell("pip list"))
     command = ledger.deliver(A, 0)[0]

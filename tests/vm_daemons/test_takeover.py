@@ -100,6 +100,10 @@ def test_a_shell_command_is_never_begun_a_second_time(taker: TakerRig, ghost: Gh
         for shell in shells:
             wait_until(lambda told=shell: taker.laptop.answers(told) == ["unknown"], what="the answer")  # type: ignore[misc]
     assert not (taker.home.payload / "was-here").exists()
+    reasons = {command_id: record.reason for command_id, record in taker.laptop.acks}
+    began, waited = (reasons[shell.id] for shell in shells)
+    assert began == f"it began on {ghost.vm_id}, which is dead; nobody knows how it ended, and it is not repeated"
+    assert f"it waited on {ghost.vm_id}, which is dead; most likely it never began" in waited
 
 
 def test_the_outcome_of_a_shell_command_that_the_laptop_never_heard_is_passed_on(taker: TakerRig, ghost: Ghost) -> None:
