@@ -133,7 +133,9 @@ class Api:
     async def _in(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.StreamResponse:
         if request.method not in uploads.METHODS:
             raise Refused(405, UsageError("not a method of an upload"), headers={"Allow": ", ".join(uploads.METHODS)})
-        path = paths.check_relative(address.path.removeprefix(names.IN_PREFIX))
+        path = address.path.removeprefix(names.IN_PREFIX)
+        is_batch = request.method == "POST" and path.endswith("/") and path.count("/") == 1
+        paths.check_relative(path.removesuffix("/") if is_batch else path)
         run_id, slash, _ = path.partition("/")
         if not slash or not paths.is_run_id(run_id):
             raise UsageError("an upload goes to a file below a run's folder")
@@ -141,7 +143,9 @@ class Api:
         if not await self._with_ledger(self._parts.ledger.owns, run_id, vm, attempt):
             await self._with_ledger(self._parts.ledger.find_run, run_id)  # NotFoundError: there is no such run
             raise SupersededError(f"{run_id} has been given to another VM or attempt")
-        return await self._parts.uploads.handle(request, caller.body_sha256, path)
+        if is_batch:
+            return await self._parts.uploads.batch(request, caller, run_id, ask=address.query.get("ask") == "1")
+        return await self._parts.uploads.handle(request, caller, path)
 
     # --- GET and HEAD ----------------------------------------------------------------------------
 

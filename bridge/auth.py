@@ -29,6 +29,7 @@ class Caller:
     """A request whose signature holds."""
 
     nonce: str
+    key_id: str
     key: bytes = field(repr=False)  # the one it signed with; what is signed for it takes the same
     body_sha256: bytes
 
@@ -46,7 +47,7 @@ def authenticate(request: web.BaseRequest, keys: Keys, nonces: NonceStore) -> Ca
         raise answers.stranger() from None
     if key is None or digest is None or not nonces.use(signed.nonce):
         raise answers.stranger()
-    return Caller(signed.nonce, key, digest)
+    return Caller(signed.nonce, signed.key_id, key, digest)
 
 
 def names_a_known_key(request: web.BaseRequest, keys: Keys) -> bool:

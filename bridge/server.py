@@ -17,8 +17,10 @@ from bridge import boot_archive
 from bridge.api import Api, Parts
 from bridge.doorkeeper import DoorkeepingServer
 from bridge.keys import KeyStore
+from bridge.known_content import CONTENT_FILE, KnownContent
 from bridge.ledger import Ledger
 from bridge.nonces import NonceStore
+from bridge.part_store import PARTS_FILE, PartStore
 from bridge.payload import Payload
 from bridge.project import LoadProject
 from bridge.queue_file import QueueWatcher
@@ -126,7 +128,11 @@ class Bridge:
         stack.callback(self.ledger.close)
         store = UploadStore(private / UPLOADS_FILE, arrivals)
         stack.callback(store.close)
-        store.sweep()
+        known = KnownContent(private / CONTENT_FILE, arrivals)
+        stack.callback(known.close)
+        parts = PartStore(private / PARTS_FILE, arrivals, known)
+        stack.callback(parts.close)
+        store.sweep(parts.temps())
         nonces = NonceStore(private)
         stack.callback(nonces.close)
         return Parts(
@@ -136,7 +142,7 @@ class Bridge:
             nonces=nonces,
             payload=Payload(root, self.settings.load_project),
             boot=boot,
-            uploads=Uploads(arrivals, store),
+            uploads=Uploads(arrivals, store, parts, known),
             long_poll_max_s=self.settings.long_poll_max_s,
         )
 

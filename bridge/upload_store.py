@@ -16,14 +16,14 @@ import contextlib
 import os
 import secrets
 import sqlite3
-import stat
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bridge.targets import check_spelling, prepare_target
 from bridgehead import files, paths
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
 
@@ -143,6 +143,7 @@ class UploadStore:
         Raises SupersededError when a later generation of the path exists.
         """
         with self.lock_of(path):
+            check_spelling(self._root, path)
             target = prepare_target(self._root, path)
             newest = self._newest(path)
             same = self._find(path, generation)
@@ -190,13 +191,16 @@ class UploadStore:
             self._drop_temp(newest, prepare_target(self._root, path))
             self._execute("DELETE FROM uploads WHERE id=?", (newest.id,))
 
-    def sweep(self) -> int:
+    def sweep(self, others: Collection[str] = ()) -> int:
         """Remove temp files that nothing will continue: of killed whole-file uploads, and of abandoned ones.
 
-        For the start of the bridge, the only one that writes here: what nobody knows then has no writer.
+        `others` are those that somebody else goes on with. For the start of the bridge, the only one that writes here:
+        what nobody knows then has no writer.
         """
         with self._db_lock:
-            known = {row[0] for row in self._db.execute("SELECT temp FROM uploads WHERE temp<>'' AND complete=0")}
+            known = {*others} | {
+                row[0] for row in self._db.execute("SELECT temp FROM uploads WHERE temp<>'' AND complete=0")
+            }
         swept = 0
         for folder, _, entries in os.walk(self._root):
             for path in (Path(folder) / name for name in entries if name.startswith(files.TEMP_PREFIX)):
@@ -304,23 +308,6 @@ class UploadStore:
     def lock_of(self, path: str) -> threading.Lock:
         with self._db_lock:
             return self._locks.setdefault(path, threading.Lock())
-
-
-def prepare_target(root: Path, path: str) -> Path:
-    """`root / path` with its folders made. Raises UsageError for a link on the way, or when it is no plain file."""
-    target = paths.inside(root, path)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise UsageError("a file is where a folder is needed") from None
-    target = paths.inside(root, path)  # again: the folders exist now
-    try:
-        mode = target.lstat().st_mode
-    except FileNotFoundError:
-        return target
-    if not stat.S_ISREG(mode):
-        raise UsageError("there is something there that is not a plain file")
-    return target
 
 
 def _open_temp(temp: Path, size: int) -> int:

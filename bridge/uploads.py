@@ -1,7 +1,8 @@
 """`/in/`: whole files by PUT, and resumable uploads in the vocabulary of the IETF draft (see docs/wire.md).
 
-A part is held in memory (32 MiB at most) until its digest has been checked, and only then written: readers of a growing
-log never see a byte that was not verified, and a part that is cut half-way leaves nothing behind.
+A part of a growing file is held in memory (32 MiB at most) until its digest has been checked, and only then written:
+readers of a log never see a byte that was not verified, and a part that is cut half-way leaves nothing behind. Whole
+files arrive in a temp file: from one PUT, from offset to offset, or in parts side by side (part_store).
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ from typing import BinaryIO
 
 from aiohttp import web
 
-from bridge import bodies
+from bridge import batches, bodies
 from bridge.addresses import count
 from bridge.answers import Refused, answer_empty
-from bridge.upload_store import OffsetMismatch, Progress, UploadStore, prepare_target
-from bridgehead import files, names, signing
+from bridge.auth import Caller
+from bridge.known_content import KnownContent
+from bridge.part_store import PartsMismatch, PartsProgress, PartStore, Whole
+from bridge.targets import check_spelling, prepare_target
+from bridge.upload_store import OffsetMismatch, Progress, UploadStore
+from bridgehead import files, names, part_lists, signing
 from bridgehead.errors import TransferError, UsageError
 
 METHODS = ("PUT", "POST", "HEAD", "PATCH", "DELETE")
-PARTIAL = "application/partial-upload"
 RESERVE_BYTES = names.LAPTOP_RESERVE_BYTES
 _GENERATION = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}\Z")
 _COMPLETE = {"?0": False, "?1": True}
@@ -39,23 +43,46 @@ class Uploads:
 
     root: Path
     store: UploadStore
+    parts: PartStore
+    known: KnownContent
 
-    async def handle(self, request: web.BaseRequest, body_sha256: bytes, path: str) -> web.Response:
+    async def handle(self, request: web.BaseRequest, caller: Caller, path: str) -> web.Response:
         if request.method == "PUT":
-            return await self._put(request, body_sha256, path)
+            return await self._put(request, caller.body_sha256, path)
         if request.method == "PATCH":
-            return await self._patch(request, body_sha256, path)
-        await bodies.read_small(request, body_sha256, 0)
+            if await asyncio.to_thread(self.parts.find, path, _generation(request.headers)) is not None:
+                return await self._patch_in_parts(request, caller.body_sha256, path)
+            return await self._patch(request, caller.body_sha256, path)
+        if request.method == "POST" and names.HEADER_PART_SIZE in request.headers:
+            return await self._post_in_parts(request, caller, path)
+        await bodies.read_small(request, caller.body_sha256, 0)
         if request.method == "POST":
             return await self._post(request.headers, path)
         if request.method == "HEAD":
-            progress = await asyncio.to_thread(self.store.progress, path, _generation(request.headers))
-            return answer_empty(204, {**_told(progress), **self._limits()})
-        await asyncio.to_thread(self.store.forget, path)
+            told, there_bytes = await self._progress(path, _generation(request.headers))
+            return answer_empty(204, {**told, **self.limits(there_bytes)})
+        if not await asyncio.to_thread(self.parts.forget, path):
+            await asyncio.to_thread(self.store.forget, path)
         return answer_empty()
 
+    async def batch(self, request: web.BaseRequest, caller: Caller, run_id: str, *, ask: bool) -> web.Response:
+        """Many small files at once; `ask` for which of them are to be sent."""
+        if request.content_type != names.BATCH_TYPE:
+            raise UsageError(f"a batch needs Content-Type: {names.BATCH_TYPE}")
+        self.check_room(request.content_length or 0)
+        return await batches.receive(request, caller, self.root, run_id, self.known, ask=ask)
+
+    async def _progress(self, path: str, generation: str) -> tuple[dict[str, str], int]:
+        """The headers that tell it, and how many bytes are there."""
+        state = await asyncio.to_thread(self.parts.find, path, generation)
+        if state is not None:
+            return _told_parts(state), state.there_bytes
+        progress = await asyncio.to_thread(self.store.progress, path, generation)
+        return _told(progress), progress.offset
+
     async def _put(self, request: web.BaseRequest, body_sha256: bytes, path: str) -> web.Response:
-        self._check_room(bodies.check_head(request, names.PUT_MAX_BYTES) or 0)
+        self.check_room(bodies.check_head(request, names.PUT_MAX_BYTES) or 0)
+        await asyncio.to_thread(check_spelling, self.root, path)
         target = await asyncio.to_thread(prepare_target, self.root, path)
         status = 204 if target.exists() else 201
         async with _written(target) as handle:
@@ -67,10 +94,10 @@ class Uploads:
         length = None
         if names.HEADER_LENGTH in headers:
             length = count(names.HEADER_LENGTH, headers[names.HEADER_LENGTH])
-            self._check_room(length)
+            self.check_room(length)
         digest = signing.parse_digest(headers.get(names.HEADER_REPR_DIGEST, ""))
         progress = await asyncio.to_thread(self.store.open, path, generation, length, digest)
-        return answer_empty(201, {**_told(progress), **self._limits()})
+        return answer_empty(201, {**_told(progress), **self.limits(progress.offset)})
 
     async def _patch(self, request: web.BaseRequest, body_sha256: bytes, path: str) -> web.Response:
         announced = bodies.check_head(request, names.PART_MAX_BYTES)
@@ -78,9 +105,9 @@ class Uploads:
         generation = _generation(headers)
         offset = count(names.HEADER_OFFSET, headers.get(names.HEADER_OFFSET))
         last = _COMPLETE.get(headers.get(names.HEADER_COMPLETE, ""))
-        if request.content_type != PARTIAL or last is None:
-            raise UsageError(f"a part needs Content-Type: {PARTIAL} and {names.HEADER_COMPLETE}: ?0 or ?1")
-        self._check_room(announced or 0)
+        if request.content_type != names.PARTIAL_UPLOAD or last is None:
+            raise UsageError(f"a part needs Content-Type: {names.PARTIAL_UPLOAD} and {names.HEADER_COMPLETE}: ?0 or ?1")
+        self.check_room(announced or 0)
         try:
             part = await asyncio.to_thread(self.store.begin, path, generation, offset, last=last)
             try:  # from here on 32 MiB are read, and not for nothing
@@ -92,13 +119,48 @@ class Uploads:
             raise _mismatch(error.progress) from None
         return answer_empty(204, _told(progress))
 
-    def _check_room(self, wanted_bytes: int) -> None:
+    # --- in parts side by side ------------------------------------------------------------------------
+
+    async def _post_in_parts(self, request: web.BaseRequest, caller: Caller, path: str) -> web.Response:
+        """The body is the SHA-256 of each part; what it hashes to is signed like that of any body."""
+        headers = request.headers
+        digests = await bodies.read_small(request, caller.body_sha256, 32 * names.PARTS_MAX)
+        length = count(names.HEADER_LENGTH, headers.get(names.HEADER_LENGTH))
+        part_size = count(names.HEADER_PART_SIZE, headers[names.HEADER_PART_SIZE])
+        whole = Whole(_generation(headers), length, part_size, digests)
+        if await asyncio.to_thread(self.parts.find, path, whole.generation) is None:
+            self.check_room(length)
+        state = await asyncio.to_thread(self.parts.open, path, caller.key_id, whole)
+        return answer_empty(201, {**_told_parts(state), **self.limits(state.there_bytes)})
+
+    async def _patch_in_parts(self, request: web.BaseRequest, body_sha256: bytes, path: str) -> web.Response:
+        announced = bodies.check_head(request, names.PART_MAX_BYTES)
+        offset = count(names.HEADER_OFFSET, request.headers.get(names.HEADER_OFFSET))
+        if request.content_type != names.PARTIAL_UPLOAD:
+            raise UsageError(f"a part needs Content-Type: {names.PARTIAL_UPLOAD}")
+        self.check_room(announced or 0)
+        try:
+            part = await asyncio.to_thread(self.parts.begin, path, _generation(request.headers), offset, body_sha256)
+            try:
+                await bodies.receive(request, body_sha256, names.PART_MAX_BYTES, part.write)
+                state = await asyncio.to_thread(part.commit)
+            finally:
+                await asyncio.to_thread(part.drop)
+        except PartsMismatch as error:
+            text = "that part is there already"
+            raise Refused(409, TransferError(text), headers=_told_parts(error.progress)) from None
+        return answer_empty(204, _told_parts(state))
+
+    # --- room -------------------------------------------------------------------------------------------
+
+    def check_room(self, wanted_bytes: int) -> None:
         free_bytes = shutil.disk_usage(self.root).free
         if free_bytes - RESERVE_BYTES < wanted_bytes:
             raise no_room()
 
-    def _limits(self) -> dict[str, str]:
-        room_bytes = max(0, shutil.disk_usage(self.root).free - RESERVE_BYTES)
+    def limits(self, there_bytes: int) -> dict[str, str]:
+        """Of an upload of which so many bytes are on the disk already."""
+        room_bytes = there_bytes + max(0, shutil.disk_usage(self.root).free - RESERVE_BYTES)
         return {names.HEADER_LIMIT: f"max-size={room_bytes}, max-append-size={names.PART_MAX_BYTES}"}
 
 
@@ -132,6 +194,11 @@ def _generation(headers: Mapping[str, str]) -> str:
 
 def _told(progress: Progress) -> dict[str, str]:
     return {names.HEADER_OFFSET: str(progress.offset), names.HEADER_COMPLETE: "?1" if progress.complete else "?0"}
+
+
+def _told_parts(state: PartsProgress) -> dict[str, str]:
+    told = _told(Progress(state.offset, complete=state.complete))
+    return {**told, names.HEADER_MISSING: part_lists.write(state.missing)}
 
 
 def _mismatch(progress: Progress) -> Refused:

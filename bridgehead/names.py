@@ -69,6 +69,7 @@ KEYS_FILE: Final = "keys.json"
 AUDIT_FILE: Final = "audit.jsonl"  # what was commanded, by whom, and what came of it; older ones: audit-1.jsonl …
 BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
 BRIDGE_LOG: Final = "bridge.log"
+UPLOADS_PAUSED: Final = "uploads_paused"  # exists while artefacts are not to be sent to this laptop
 
 # --- durable store, below <store>/<project>/ ------------------------------------------------------
 STORE_RUNS: Final = "runs"
@@ -131,10 +132,17 @@ HEADER_COMPLETE: Final = "Upload-Complete"
 HEADER_LENGTH: Final = "Upload-Length"
 HEADER_LIMIT: Final = "Upload-Limit"
 HEADER_GENERATION: Final = "Bridgehead-Generation"
+HEADER_PART_SIZE: Final = "Bridgehead-Part-Size"  # opens an upload whose parts may come in any order
+HEADER_MISSING: Final = "Bridgehead-Missing"  # answers: which of its parts are still to come, such as 0-3,7
+PARTIAL_UPLOAD: Final = "application/partial-upload"
+BATCH_TYPE: Final = "application/vnd.bridgehead.batch"  # many small files in one request
 
 LAPTOP_RESERVE_BYTES: Final = 64 * 2**20  # what the bridge never takes of the laptop's disk
 PUT_MAX_BYTES: Final = 64 * 2**20
 PART_MAX_BYTES: Final = 32 * 2**20  # a free tunnel refuses bodies over 100 MB
+BATCH_MAX_BYTES: Final = 16 * 2**20  # of all its files; held in memory at both ends
+BATCH_MAX_FILES: Final = 4096
+PARTS_MAX: Final = 32_768  # 1 TiB in parts of 32 MiB
 DEFAULT_PORT: Final = 8766
 LONG_POLL_S: Final = 25.0
 FALLBACK_POLL_S: Final = 30.0

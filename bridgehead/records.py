@@ -268,6 +268,7 @@ class Heartbeat(Record):
     cell_age_s: float | None = None  # since the cell's own heartbeat; None: never
     runs: list[dict[str, Any]] = field(default_factory=list)  # run_id, state, attempt
     lifetime: dict[str, Any] = field(default_factory=dict)  # age_s, cap_s, stays_because, releases_at
+    uploads: dict[str, Any] = field(default_factory=dict)  # paused, rate_bytes_s, eta_s, runs: what is on its way here
 
 
 def duration(seconds: float) -> str:

@@ -35,6 +35,7 @@ COVERED_HEADERS: Final = tuple(
         names.HEADER_LENGTH,
         names.HEADER_GENERATION,
         names.HEADER_REPR_DIGEST,
+        names.HEADER_PART_SIZE,
     )
 )
 _INPUT = re.compile(rf"{LABEL}=(?P<params>\((?P<items>[^)]*)\)(?P<rest>(?:;[a-z]+=(?:\"[^\"]*\"|\d+))*))\Z")

@@ -38,11 +38,11 @@ from bridgehead.pairing import Pairing
 from bridgehead.records import AckRecord, Command, Heartbeat
 from vm_daemons.home import VmHome
 from vm_daemons.storage.pace import Backoff as Backoff
+from vm_daemons.upload_requests import FilePart, Limits
 
 CONNECT_TIMEOUT_S = 10.0
 ANSWER_TIMEOUT_S = 20.0
 BODY_TIMEOUT_S = 90.0  # a part of 16 MiB through a slow tunnel, and the fsync at its end
-PARTIAL_UPLOAD = "application/partial-upload"
 _WAITS_MAX = 5  # times that one request is told 429 before it fails
 _WAIT_MAX_S = 30.0
 _DOWNLOAD_TRIES = 6  # without a byte of progress between them
@@ -59,12 +59,17 @@ class OffsetConflict(TransferError):
         self.offset = offset
 
 
+class Rejected(TransferError):
+    """The laptop says that the request makes no sense, for its name for example: no use in repeating it."""
+
+
 @dataclass(frozen=True)
 class Upload:
     """Where a resumable upload stands on the laptop."""
 
     offset: int
     complete: bool
+    limits: Limits = Limits()
 
 
 class BridgeClient:
@@ -167,12 +172,14 @@ class BridgeClient:
 
     def put(self, run_id: str, relative: str, path: Path, attempt: int) -> None:
         """Send one whole file (up to names.PUT_MAX_BYTES)."""
-        self._in("PUT", run_id, relative, attempt, body=path.read_bytes())
+        self.send_in("PUT", run_id, relative, attempt, body=path.read_bytes())
 
     def offset(self, run_id: str, relative: str, attempt: int, generation: str) -> Upload | None:
         """How much of this upload the laptop has; None when it knows of none."""
         try:
-            return _upload(self._in("HEAD", run_id, relative, attempt, headers={names.HEADER_GENERATION: generation}))
+            return _upload(
+                self.send_in("HEAD", run_id, relative, attempt, headers={names.HEADER_GENERATION: generation})
+            )
         except NotFoundError:
             return None
 
@@ -192,7 +199,7 @@ class BridgeClient:
             headers[names.HEADER_LENGTH] = str(length)
         if sha256:
             headers[names.HEADER_REPR_DIGEST] = signing.digest_header(bytes.fromhex(sha256))
-        return _upload(self._in("POST", run_id, relative, attempt, headers=headers))
+        return _upload(self.send_in("POST", run_id, relative, attempt, headers=headers))
 
     def append(
         self,
@@ -207,18 +214,18 @@ class BridgeClient:
     ) -> int:
         """Send the bytes from `offset` on; return the new offset. Raises OffsetConflict with the real one."""
         headers = {
-            "Content-Type": PARTIAL_UPLOAD,
+            "Content-Type": names.PARTIAL_UPLOAD,
             names.HEADER_OFFSET: str(offset),
             names.HEADER_COMPLETE: "?1" if complete else "?0",
             names.HEADER_GENERATION: generation,
         }
-        return _upload(self._in("PATCH", run_id, relative, attempt, headers=headers, body=data)).offset
+        return _upload(self.send_in("PATCH", run_id, relative, attempt, headers=headers, body=data)).offset
 
     def forget_upload(self, run_id: str, relative: str, attempt: int, generation: str) -> None:
         """Drop an upload that is not complete."""
-        self._in("DELETE", run_id, relative, attempt, headers={names.HEADER_GENERATION: generation})
+        self.send_in("DELETE", run_id, relative, attempt, headers={names.HEADER_GENERATION: generation})
 
-    def _in(
+    def send_in(
         self,
         method: str,
         run_id: str,
@@ -226,11 +233,13 @@ class BridgeClient:
         attempt: int,
         *,
         headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
+        body: bytes | FilePart = b"",
+        query: Mapping[str, str] | None = None,
     ) -> requests.Response:
-        query = urlencode({"vm": self.vm_id, "attempt": attempt})
+        """One request below /in/; an empty `relative` is the run's folder itself."""
+        words = urlencode({"vm": self.vm_id, "attempt": attempt, **(query or {})})
         path = f"{names.IN_PREFIX}{run_id}/{quote(relative)}"
-        return self._call(method, path, query, headers=headers, body=body, answer_s=BODY_TIMEOUT_S)
+        return self._call(method, path, words, headers=headers, body=body, answer_s=BODY_TIMEOUT_S)
 
     # --- one request ----------------------------------------------------------------------------------
 
@@ -246,7 +255,7 @@ class BridgeClient:
         query: str = "",
         *,
         headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
+        body: bytes | FilePart = b"",
         nonce: str | None = None,
         answer_s: float = ANSWER_TIMEOUT_S,
         stream: bool = False,
@@ -271,7 +280,7 @@ class BridgeClient:
         path: str,
         query: str,
         headers: Mapping[str, str],
-        body: bytes,
+        body: bytes | FilePart,
         nonce: str | None,
         answer_s: float,
         stream: bool,
@@ -281,11 +290,11 @@ class BridgeClient:
         url = pairing.url.rstrip("/") + path + (f"?{query}" if query else "")
         sent = {"Accept-Encoding": "identity", "User-Agent": "bridgehead", **headers}
         # As a file, so that the timeout holds for each 16 KiB that is sent and not for all of them on a slow line.
-        data = io.BytesIO(body) if body else None
+        data = body.open() if isinstance(body, FilePart) else io.BytesIO(body) if body else None
         prepared = session.prepare_request(requests.Request(method, url, headers=sent, data=data))
         # What is signed is what goes on the wire: the library may have re-quoted the URL.
         wire_path, _, wire_query = prepared.path_url.partition("?")
-        digest = hashlib.sha256(body).digest()
+        digest = body.sha256 if isinstance(body, FilePart) else hashlib.sha256(body).digest()
         prepared.headers.update(
             signing.sign_request(
                 pairing.key, pairing.key_id, method, wire_path, wire_query, sent, body_sha256=digest, nonce=nonce
@@ -347,6 +356,8 @@ def _error(answer: requests.Response) -> BridgeheadError:
         return NotFoundError(message, hint=hint)
     if status == 413:
         return UsageError(message, hint=hint)
+    if status == 400 and told.get("code") == UsageError.code:
+        return Rejected(message, hint=hint)
     return TransferError(message, hint=hint)
 
 
@@ -378,7 +389,8 @@ def _upload(answer: requests.Response) -> Upload:
     offset = answer.headers.get(names.HEADER_OFFSET, "")
     if not _OFFSET.match(offset):
         raise TransferError(f"the bridge's answer holds no {names.HEADER_OFFSET}")
-    return Upload(int(offset), answer.headers.get(names.HEADER_COMPLETE) == "?1")
+    limits = Limits.read(answer.headers.get(names.HEADER_LIMIT, ""))
+    return Upload(int(offset), answer.headers.get(names.HEADER_COMPLETE) == "?1", limits)
 
 
 def _dump(value: object) -> bytes:

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names
-from bridgehead.errors import UsageError
 from bridgehead.records import RunRecord, Status
 from vm_daemons import outputs, run_status
+from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import BridgeClient
-from vm_daemons.uploads import GrowingUpload, upload_file
+from vm_daemons.upload_pace import UploadPace
+from vm_daemons.uploads import GrowingUpload
 
 STATUS_EVERY_S = 0.5
+SINGLE_PUT_BYTES = 16 * 2**20
 _LIVENESS_EVERY_S = 3.0  # a process can die without a trace in any file
 _STATUS_SOURCES = (names.RUN_RECORD, names.PROCESS, names.PROGRESS, names.EXIT)
 # exit.json goes last: whoever sees it on the laptop finds the rest there too.
@@ -27,7 +29,9 @@ _STATE_FILES = tuple(name for name in names.STATE_FILES if name != names.EXIT)
 class RunMirror:
     """A run folder of one attempt."""
 
-    def __init__(self, client: BridgeClient, run_dir: Path, record: RunRecord) -> None:
+    def __init__(
+        self, client: BridgeClient, run_dir: Path, record: RunRecord, artefacts: Artefacts | None = None
+    ) -> None:
         self.run_dir = run_dir
         self.record = record
         self.status: Status | None = None
@@ -40,6 +44,7 @@ class RunMirror:
         self._levels: dict[str, Any] = {}  # the uploader's checkpoints.json
         self.not_before = 0.0  # monotonic; the laptop refused us, so leave it alone until then
         self._client = client
+        self._artefacts = artefacts or Artefacts(client, UploadPace())
         self._growing = [
             GrowingUpload(client, record.run_id, record.attempt, run_dir / name, name) for name in names.GROWING_FILES
         ]
@@ -131,17 +136,14 @@ class RunMirror:
             return  # the last status has still to be composed
         found, left = outputs.find(self.run_dir)
         self.refused.update(left)
-        for relative in found:
-            self._send_output(relative)
+        marks = {relative: mark for relative in found if (mark := _mark(self.run_dir / relative)) is not None}
+        left_over = [relative for relative, mark in marks.items() if self._sent.get(relative) != mark]
+        if left_over:
+            self.refused.update(self._send_whole(left_over))
+            self._sent.update(marks)
         for name in (*_STATE_FILES, names.EXIT):
             self._send_if_changed(name)
         self.outputs_shipped = True
-
-    def _send_output(self, relative: str) -> None:
-        try:
-            self._send_if_changed(relative)
-        except UsageError as error:  # a size that the laptop never takes: said, and not tried for ever
-            self.refused[relative[:200]] = error.message
 
     def _is_sent(self, relative: str) -> bool:
         mark = _mark(self.run_dir / relative)
@@ -152,9 +154,15 @@ class RunMirror:
         mark = _mark(path)
         if mark is None or self._sent.get(relative) == mark:
             return False
-        upload_file(self._client, self.record.run_id, self.record.attempt, path, relative)
+        if mark[1] <= SINGLE_PUT_BYTES:
+            self._client.put(self.record.run_id, relative, path, self.record.attempt)
+        else:
+            self.refused.update(self._send_whole([relative]))
         self._sent[relative] = mark
         return True
+
+    def _send_whole(self, relatives: list[str]) -> dict[str, str]:
+        return self._artefacts.send(self.run_dir, self.record.run_id, self.record.attempt, relatives)
 
 
 def _mark(path: Path) -> tuple[int, int] | None:

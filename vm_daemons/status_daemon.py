@@ -24,12 +24,14 @@ from bridgehead import files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
 from vm_daemons import beats, daemons, key_rotation, lifetime
+from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.gauges import Gauges, age_s
 from vm_daemons.home import VmHome
 from vm_daemons.run_mirror import RunMirror
 from vm_daemons.storage import store_choice
 from vm_daemons.storage.store_state import Reader
+from vm_daemons.upload_pace import UploadPace
 
 SHIP_EVERY_S = 0.1  # between two looks at the logs of live runs: a few stat calls
 COMPOSE_EVERY_S = 0.25
@@ -50,6 +52,8 @@ class StatusDaemon:
     def __init__(self, home: VmHome, client: BridgeClient) -> None:
         self._home = home
         self._client = client
+        self._pace = UploadPace()
+        self._artefacts = Artefacts(client, self._pace)
         self._store = Reader(home)
         self._gauges = Gauges(home.root)
         self._runs: dict[str, RunMirror] = {}
@@ -159,7 +163,7 @@ class StatusDaemon:
             if mirrored.get("store") != "dead":
                 self._settled[name] = mtime_ns
                 return
-        mirror = RunMirror(self._client, run_dir, record)
+        mirror = RunMirror(self._client, run_dir, record, self._artefacts)
         mirror.abandoned = {"run_id": record.run_id, "attempt": record.attempt} in read_revoked(self._home)
         self._runs[name] = mirror
         self._busy.set()
@@ -196,10 +200,13 @@ class StatusDaemon:
     def _ship_step(self) -> float:
         if not self._busy.wait(1.0):
             return 0.0
+        return 0.0 if self._pace.logs_first(self._ship_all) else SHIP_EVERY_S
+
+    def _ship_all(self) -> bool:
         more = False
         for mirror in self._reachable():
             more = self._guarded(mirror, mirror.ship) or more
-        return 0.0 if more else SHIP_EVERY_S
+        return more
 
     def _outputs_step(self) -> float:
         if not self._busy.wait(5.0):
@@ -236,6 +243,7 @@ class StatusDaemon:
         if beat.lifetime.get("released"):
             (self._home.state / daemons.GOODBYE_MARK).touch()
         self._heartbeat_s = min(60.0, max(0.5, float(hints.get("heartbeat_s", 5))))
+        self._pace.heed(hints.get("uploads"))
         revoked = hints.get("revoked", [])
         if revoked:
             self._revoke([{"run_id": str(item["run_id"]), "attempt": int(item["attempt"])} for item in revoked])
@@ -256,6 +264,7 @@ class StatusDaemon:
             cell_age_s=age_s(self._home.state / daemons.CELL_MARK),
             lifetime=lifetime.snapshot(self._home),
             runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
+            uploads=self._pace.told(),
             **self._gauges.snapshot(),
         )
 

@@ -1,4 +1,4 @@
-"""How a run's files reach the laptop: growing files as deltas, everything else whole.
+"""How a run's growing files reach the laptop: as what was added to them. (Whole files: artefacts.py.)
 
 The laptop's offset is the truth. A generation is one life of a growing file; the number of its bytes on the laptop
 tells how far the file has been shipped. A new attempt, another inode or a file that got shorter begins a new one.
@@ -6,7 +6,6 @@ tells how far the file has been shipped. A new attempt, another inode or a file 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -17,15 +16,12 @@ from typing import Any
 
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, SupersededError, TransferError
-from vm_daemons.client import Backoff, BridgeClient, OffsetConflict, Upload
+from vm_daemons.client import BridgeClient, OffsetConflict, Upload
 
 _log = logging.getLogger(__name__)
 
 LOG_PART_BYTES = 4 * 2**20  # small, so that the other files get their turn
-SINGLE_PUT_BYTES = 16 * 2**20
-PART_BYTES = 16 * 2**20  # below names.PART_MAX_BYTES: a part is held in memory
 GENERATIONS = names.GENERATIONS
-_TRIES = 6  # without progress between them
 
 
 @dataclass(frozen=True)
@@ -56,6 +52,7 @@ class GrowingUpload:
         self._name = name
         self._life: _Life | None = None
         self._offset = 0  # of this generation, as the laptop last told
+        self._part_bytes = LOG_PART_BYTES
 
     def pending(self) -> bool:
         """Whether there are bytes that the laptop has not got. Two stat calls at most."""
@@ -79,7 +76,7 @@ class GrowingUpload:
             if os.fstat(handle.fileno()).st_ino != life.inode:
                 return True  # replaced just now: a new generation next time
             handle.seek(life.base + self._offset)
-            data = handle.read(LOG_PART_BYTES)
+            data = handle.read(self._part_bytes)
         if not data:
             return False
         try:
@@ -111,6 +108,7 @@ class GrowingUpload:
                 life = self._begin(life, stat, truncated=True)
                 upload = self._client.open_upload(self._run_id, self._name, self._attempt, life.generation)
             self._offset = upload.offset
+            self._part_bytes = min(LOG_PART_BYTES, upload.limits.max_append or LOG_PART_BYTES)
             self._life = life
 
     def _open(self, life: _Life, stat: os.stat_result) -> tuple[_Life, Upload]:
@@ -195,63 +193,6 @@ def all_arrived(run_dir: Path) -> bool:
         if found is not None and sent < found.st_size:
             return False
     return True
-
-
-def upload_file(client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:
-    """Send one file: small ones by PUT, larger ones in parts that are resumed after trouble.
-
-    Raises TransferError once several tries in a row brought no progress, and what else BridgeClient raises.
-    """
-    if path.stat().st_size <= SINGLE_PUT_BYTES:
-        client.put(run_id, relative, path, attempt)
-        return
-    upload = _SizedUpload(client, run_id, attempt, path, relative)
-    backoff, tries, reached = Backoff(), 0, -1
-    while True:
-        try:
-            upload.go_on()
-            return
-        except TransferError as error:
-            # A part or the last answer may have been lost: the next turn asks the laptop where it stands.
-            tries = 0 if upload.offset > reached else tries + 1
-            reached = max(reached, upload.offset)
-            if tries >= _TRIES:
-                raise
-            if upload.offset >= upload.size and not isinstance(error, OffsetConflict):
-                upload.forget()
-            time.sleep(backoff.next_s())
-
-
-class _SizedUpload:
-    """One large file on its way in parts; the generation holds its hash, so another content is another upload."""
-
-    def __init__(self, client: BridgeClient, run_id: str, attempt: int, path: Path, relative: str) -> None:
-        self._client = client
-        self._where = (run_id, relative, attempt)
-        self._path = path
-        self.size = path.stat().st_size
-        self._sha256 = files.sha256_file(path)
-        self._generation = f"{client.vm_id}-{attempt}-{self._sha256[:16]}"
-        self.offset = 0
-
-    def go_on(self) -> None:
-        """From where the laptop stands to the end. Raises TransferError when it is cut."""
-        state = self._client.open_upload(*self._where, self._generation, length=self.size, sha256=self._sha256)
-        self.offset = state.offset
-        with self._path.open("rb") as handle:
-            complete = state.complete
-            while not complete:
-                handle.seek(self.offset)
-                data = handle.read(min(PART_BYTES, self.size - self.offset))
-                complete = self.offset + len(data) >= self.size
-                if not data and not complete:
-                    raise TransferError(f"{self._path.name} got shorter while it was sent")
-                self.offset = self._client.append(*self._where, self._generation, self.offset, data, complete=complete)
-
-    def forget(self) -> None:
-        """All bytes are there and the laptop refused the whole: it was damaged on the way, so start again."""
-        with contextlib.suppress(TransferError, NotFoundError):
-            self._client.forget_upload(*self._where, self._generation)
 
 
 def _read_lives(folder: Path) -> dict[str, Any]:

@@ -13,9 +13,8 @@ from bridge_client import STAGE, LiveBridge, live_bridge, project
 from bridgehead import names
 from bridgehead.errors import TransferError
 from bridgehead.records import AckRecord
-from vm_daemons import uploads
 from vm_daemons.client import BridgeClient
-from vm_daemons.uploads import GENERATIONS, GrowingUpload, inherit, upload_file
+from vm_daemons.uploads import GENERATIONS, GrowingUpload, inherit
 from vm_support import make_run, paired_home
 
 
@@ -142,55 +141,6 @@ def test_a_hundred_megabytes_of_log(rig: Rig) -> None:
 def test_a_file_that_does_not_exist_yet_is_no_trouble(rig: Rig) -> None:
     growing = rig.growing()
     assert not growing.pending() and growing.ship() is False
-
-
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uploads, "SINGLE_PUT_BYTES", 1000)
-    monkeypatch.setattr(uploads, "PART_BYTES", 4000)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_a_large_file_is_resumed_and_checked(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = os.urandom(18_000)
-    path = rig.run_dir / "big.bin"
-    path.write_bytes(content)
-    offsets: list[int] = []
-    real = rig.client.append
-
-    def flaky(*given: Any, **more: Any) -> int:
-        offsets.append(given[4])
-        offset = real(*given, **more)
-        if len(offsets) in (2, 5):  # in the middle, and the final answer
-            raise TransferError("cut after it arrived")
-        return offset
-
-    monkeypatch.setattr(rig.client, "append", flaky)
-    upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
-    assert (rig.live.arrivals / rig.run_id / names.ARTIFACTS / "big.bin").read_bytes() == content
-    assert offsets == [0, 4000, 8000, 12_000, 16_000]
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_sending_a_finished_upload_again_sends_no_bytes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = rig.run_dir / "big.bin"
-    path.write_bytes(os.urandom(5000))
-    upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
-    monkeypatch.setattr(rig.client, "append", lambda *_, **__: pytest.fail("sent again"))
-    upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_it_gives_up_when_nothing_gets_through(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> int:
-        raise TransferError("no")
-
-    monkeypatch.setattr(rig.client, "append", refuse)
-    monkeypatch.setattr(uploads, "_TRIES", 2)
-    path = rig.run_dir / "big.bin"
-    path.write_bytes(os.urandom(5000))
-    with pytest.raises(TransferError):
-        upload_file(rig.client, rig.run_id, 1, path, f"{names.ARTIFACTS}/big.bin")
 
 
 # --- logs of a VM that died -------------------------------------------------------------------------------------
