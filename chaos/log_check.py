@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-_HEADER = b"--- attempt "
+_SAID = b"--- "
+_HEADER = _SAID + b"attempt "
 _RECORD = re.compile(rb"\[([0-9a-f]{8}):(\d{6})\] (\d{6})\n")
 
 
@@ -74,7 +75,16 @@ def _starts(lives: list[Life], index: int, used: dict[str, int]) -> list[int]:
     whole_lines = life.data.rfind(b"\n", 0, inherited) + 1
     if former is None or not whole_lines:  # beginnings of a line are alike by chance
         return [0]
-    return [start for start in {inherited, whole_lines} if used.get(former.file, 0) >= start]
+    likely = {inherited, *_own_words(life.data, whole_lines)}
+    return [start for start in likely if used.get(former.file, 0) >= start]
+
+
+def _own_words(data: bytes, end: int) -> list[int]:
+    """`end`, and where the lines of the daemons' own just before it begin: two VMs may have put the same into words."""
+    starts = [end]
+    while (start := data.rfind(b"\n", 0, starts[-1] - 1) + 1) < starts[-1] and data.startswith(_SAID, start):
+        starts.append(start)
+    return starts
 
 
 def _common(copy: bytes, at: int, rest: bytes) -> int:

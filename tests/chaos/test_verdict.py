@@ -54,6 +54,21 @@ def test_a_new_vm_may_begin_its_file_with_what_the_store_had_of_the_former_one()
     assert log_check.explain(FIRST + FIRST[:inherited] + SECOND, lives) > 0  # twice
 
 
+RESTORED = b"--- checkpoint 192 restored from the store and checked, 0.1 MiB\n"
+
+
+def test_two_vms_that_put_the_same_into_words_have_both_said_it() -> None:
+    at = FIRST.index(b"\n") + 1 + 10 * RECORD  # what the store had of the first one
+    second, third = (
+        FIRST[:at] + RESTORED + b"--- attempt 2 on vm-b\n",
+        FIRST[:at] + RESTORED + b"--- attempt 3 on vm-c\n",
+    )
+    lives = [Life("a", FIRST), Life("b", second), Life("c", third)]
+    assert log_check.explain(FIRST + second[at:] + third[at:], lives) == 0
+    assert log_check.explain(FIRST + second[at:] + third[at - RECORD :], lives) > 0
+    assert log_check.explain(FIRST + second[at:] + third[at + 10 :], lives) > 0
+
+
 def test_two_files_whose_first_lines_begin_alike_are_not_taken_for_one_that_goes_on() -> None:
     first, second = (f'{{"v": 1, "at": 1796031{at}.1, "event": "progress"}}\n'.encode() for at in (238, 267))
     lives = [Life("a", first), Life("b", second)]
