@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 
 from aiohttp import web
@@ -26,12 +27,17 @@ ALWAYS = {
 
 
 class Refused(Exception):
-    """Answer `status` with this error. `close`: the body was not read, so the connection can't be used again."""
+    """Answer `status` with this error, or nothing. `close`: the body was not read, so the connection has to end."""
 
     def __init__(
-        self, status: int, error: BridgeheadError, *, headers: Mapping[str, str] | None = None, close: bool = False
+        self,
+        status: int,
+        error: BridgeheadError | None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        close: bool = False,
     ) -> None:
-        super().__init__(error.message)
+        super().__init__(error.message if error is not None else status)
         self.status = status
         self.error = error
         self.headers = dict(headers or {})
@@ -52,10 +58,17 @@ def answer_empty(status: int = 204, headers: Mapping[str, str] | None = None) ->
 
 
 def answer_refusal(refused: Refused) -> web.Response:
-    response = answer_json({"error": refused.error.to_json()}, status=refused.status, headers=refused.headers)
+    if refused.error is None:
+        response = answer_empty(refused.status, refused.headers)
+    else:
+        response = answer_json({"error": refused.error.to_json()}, status=refused.status, headers=refused.headers)
     if refused.close:
         response.force_close()
     return response
+
+
+def base64_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
 
 
 def stranger() -> Refused:

@@ -18,13 +18,13 @@ from aiohttp import web
 
 from bridge import bodies, raw_body, uploads
 from bridge.addresses import Address, count, read_address, vm_id
-from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of
-from bridge.auth import Caller, authenticate, names_a_known_key
+from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of, stranger
+from bridge.auth import Caller, names_a_known_key
 from bridge.boot_archive import BootArchive
 from bridge.keys import KeyStore
 from bridge.ledger import Ledger
-from bridge.nonces import NonceStore
 from bridge.payload import Payload
+from bridge.permits import Permits
 from bridge.serving import content_of_bytes, content_of_fd, serve
 from bridge.uploads import Uploads
 from bridgehead import names, paths, signing
@@ -39,6 +39,7 @@ _ACK_PATH = re.compile(re.escape(names.QUEUE_PATH) + r"/([0-9a-f]{32})/ack\Z")
 _BEAT_PATH = re.compile(re.escape(names.VMS_PREFIX) + r"([^/]+)/heartbeat\Z")
 _POLLS_AS = re.compile(r"[?&]vm=([A-Za-z0-9_-]{1,64})(?:&|\Z)")
 _NOTE_EVERY_S = 0.5  # whoever is refused must not keep the disk busy
+_METHODS = "GET, HEAD, POST"
 _PAYLOAD_PREFIX = f"{names.SERVE_PREFIX}{names.VM_PAYLOAD}/"
 
 
@@ -49,7 +50,7 @@ class Parts:
     queue: Path
     ledger: Ledger
     keys: KeyStore
-    nonces: NonceStore
+    permits: Permits
     payload: Payload
     boot: BootArchive
     uploads: Uploads
@@ -71,6 +72,10 @@ class Api:
     def close(self) -> None:
         """Answer the waiting polls now."""
         self._closing = True
+        self._wake_polls()
+
+    def wake(self) -> None:
+        """Have the waiting polls look again: a key may have been revoked."""
         self._wake_polls()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -99,12 +104,14 @@ class Api:
             return answer_refusal(refusal_of(BridgeheadError("the bridge made a mistake", hint="see its log")))
 
     async def _route(self, request: web.BaseRequest) -> web.StreamResponse:
+        self._parts.permits.check_host(request)
         if request.method in ("GET", "HEAD") and request.raw_path == names.HEALTH_PATH:
-            return web.Response(text="ok", headers=ALWAYS)
+            return _healthy()
         try:
-            caller = authenticate(request, self._parts.keys, self._parts.nonces)
-        except Refused:
-            await self._note_unpaired(request)
+            caller = self._parts.permits.admit(request)
+        except Refused as refused:
+            if refused.status == 401:
+                await self._note_unpaired(request)
             raise
         address = read_address(request.raw_path)
         if address.path.startswith(names.IN_PREFIX):
@@ -114,7 +121,7 @@ class Api:
             return await self._get(request, caller, address)
         if request.method == "POST":
             return await self._post(request, caller, address)
-        raise _no_such(address)
+        raise Refused(405, UsageError("not a method of this bridge"), headers={"Allow": _METHODS}, close=True)
 
     async def _note_unpaired(self, request: web.BaseRequest) -> None:
         """A VM whose clock or pairing code is wrong is not dead: its runs stay with it."""
@@ -140,6 +147,7 @@ class Api:
         if not slash or not paths.is_run_id(run_id):
             raise UsageError("an upload goes to a file below a run's folder")
         vm, attempt = vm_id(address.query.get("vm")), count("attempt", address.query.get("attempt"))
+        await self._check_vm(caller, vm)
         if not await self._with_ledger(self._parts.ledger.owns, run_id, vm, attempt):
             await self._with_ledger(self._parts.ledger.find_run, run_id)  # NotFoundError: there is no such run
             raise SupersededError(f"{run_id} has been given to another VM or attempt")
@@ -185,10 +193,13 @@ class Api:
     async def _poll(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.Response:
         vm, after = vm_id(address.query.get("vm")), count("after", address.query.get("after", "0"))
         wait_s = min(float(count("wait", address.query.get("wait", "0"))), self._parts.long_poll_max_s)
+        await self._check_vm(caller, vm)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
             changed = self._changed  # before asking, so that no change falls between the answer and the wait
+            if not self._parts.permits.is_good(caller):
+                raise stranger()
             commands = await self._with_ledger(self._parts.ledger.deliver, vm, after)
             if commands or self._closing or loop.time() >= deadline:
                 break
@@ -221,21 +232,35 @@ class Api:
         raise _no_such(address)
 
     async def _ack(self, command_id: str, caller: Caller, document: Any) -> web.Response:
-        await self._with_ledger(self._parts.ledger.ack, command_id, AckRecord.from_json(document))
+        record = AckRecord.from_json(document)
+        await self._check_vm(caller, vm_id(record.vm_id))
+        await self._with_ledger(self._parts.ledger.ack, command_id, record)
         return answer_empty()
 
     async def _heartbeat(self, vm: str, caller: Caller, document: Any) -> web.Response:
         beat = Heartbeat.from_json(document)
         if vm_id(beat.vm_id) != vm:
             raise UsageError("the heartbeat is of another VM than its path")
+        await self._check_vm(caller, vm)
         revoked = await self._with_ledger(self._parts.ledger.heartbeat, beat)
         body = {
             "v": names.PROTOCOL,
             "reply_to": caller.nonce,
             "revoked": [{"run_id": run_id, "attempt": attempt} for run_id, attempt in revoked],
             "heartbeat_s": HEARTBEAT_S,
+            "allow_sh": self._parts.permits.project_allows_sh,
         }
+        rotate = self._parts.permits.next_key(caller)
+        if rotate is not None:
+            body["rotate"] = rotate
         return answer_json(signing.sign_document(caller.key, "hints", body))
+
+    # --- whose VM it is --------------------------------------------------------------------------------
+
+    async def _check_vm(self, caller: Caller, vm: str) -> None:
+        """Raises Refused(403) when the VM belongs to another pairing. The first request of a VM decides."""
+        if not self._parts.permits.is_bound(caller, vm):
+            await self._with_ledger(self._parts.permits.bind, caller, vm)
 
     # --- the ledger ------------------------------------------------------------------------------------
 
@@ -254,6 +279,13 @@ def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> N
         loop.call_soon_threadsafe(function)
     except RuntimeError:
         log.debug("the ledger changed after the bridge had stopped")
+
+
+def _healthy() -> web.Response:
+    """All that a stranger gets; the connection ends, so that no stranger ever holds one for longer than a head."""
+    response = web.Response(text="ok", headers=ALWAYS)
+    response.force_close()
+    return response
 
 
 def _no_such(address: Address) -> NotFoundError:

@@ -91,8 +91,9 @@ async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[
     _send_continue(request)
     batch: list[bytes] = []
     batch_bytes = total_bytes = 0
+    deadline_s = asyncio.get_running_loop().time() + STALL_S
     while True:
-        piece = await _piece(request)
+        piece = await _piece(request, deadline_s + total_bytes / raw_body.MIN_BYTES_PER_S)
         if not piece:
             break
         total_bytes += len(piece)
@@ -107,10 +108,10 @@ async def _batches(request: web.BaseRequest, limit_bytes: int) -> AsyncIterator[
         yield batch
 
 
-async def _piece(request: web.BaseRequest) -> bytes:
-    """The next bytes of the body, empty at its end."""
+async def _piece(request: web.BaseRequest, deadline_s: float) -> bytes:
+    """The next bytes of the body, empty at its end. Refused(408) for one that stalls, or drips in."""
     try:
-        async with asyncio.timeout(STALL_S):
+        async with asyncio.timeout_at(min(deadline_s, asyncio.get_running_loop().time() + STALL_S)):
             while not request.content.at_eof():
                 piece, _ = await request.content.readchunk()
                 if piece:
@@ -128,7 +129,7 @@ def _send_continue(request: web.BaseRequest) -> None:
 
 
 def _stalled() -> Refused:
-    return Refused(408, TransferError(f"the body stalled for {STALL_S:.0f} s"), close=True)
+    return Refused(408, TransferError(f"the body stalled or came too slowly for {STALL_S:.0f} s"), close=True)
 
 
 def _too_big(limit_bytes: int) -> Refused:

@@ -1,6 +1,8 @@
-"""Connections: how many at once, and how long one may stay without sending the head of a request.
+"""Connections: how many at once, how long one may stay without sending the head of a request, and what is no request.
 
 The server library limits neither: a few hundred silent clients would use up the descriptors and nobody could come in.
+When there are too many, whoever has waited longest with the head of its first request goes first: honest clients send
+it at once. What can't even be read as HTTP gets the answer of every stranger.
 """
 
 from __future__ import annotations
@@ -11,23 +13,21 @@ from typing import Any
 from aiohttp import web
 
 from bridge import answers
-from bridgehead.errors import UsageError
 
 CONNECTIONS_MAX = 512  # a quick tunnel lets 200 requests through at once
 HEAD_TIMEOUT_S = 10.0
 
 
 class _Connection(web.RequestHandler):
-    """One connection; what is no request is refused in our words, without the library's name and version."""
+    """One connection."""
 
     __slots__ = ()
 
-    def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
-    ) -> web.StreamResponse:
+    def handle_error(self, request: web.BaseRequest, *_: Any, **__: Any) -> web.StreamResponse:
+        """For what is not valid HTTP; the library would tell what it is and what it stumbled over."""
         if request.writer.output_size > 0:
-            raise ConnectionError("an answer is under way already")
-        return answers.answer_refusal(answers.Refused(status, UsageError("not a request"), close=True))
+            raise ConnectionError("the answer had begun")
+        return answers.answer_refusal(answers.stranger())
 
 
 class DoorkeepingServer(web.Server):
@@ -44,8 +44,12 @@ class DoorkeepingServer(web.Server):
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         if len(self.connections) > CONNECTIONS_MAX:
-            transport.abort()
-            return
+            silent = next(iter(self._waited_for), None)
+            if silent is None or silent.transport is None:
+                transport.abort()
+                return
+            self._stop_waiting(silent)
+            silent.transport.abort()
         timer = asyncio.get_running_loop().call_later(HEAD_TIMEOUT_S, transport.abort)
         self._waited_for[handler] = timer
 

@@ -8,14 +8,17 @@ write too: every change is one transaction, flushed to the disk before anybody h
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from bridge import ledger_claims, ledger_lines, ledger_vms
+from bridge import ledger_audit, ledger_claims, ledger_keys, ledger_lines, ledger_vms
 from bridge.ledger_rows import (
     ENDED,
     REJECTED,
@@ -232,6 +235,50 @@ class Ledger:
         with self._read() as db:
             return [vm_row(row) for row in db.execute("SELECT * FROM vms ORDER BY first_seen, vm_id")]
 
+    # --- keys, and what the audit file hears --------------------------------------------------------------
+
+    def vm_key(self, vm_id: str) -> ledger_keys.VmKey | None:
+        """The key that the VM speaks with; None when it has not spoken yet."""
+        with self._read() as db:
+            return ledger_keys.vm_key(db, vm_id)
+
+    def vm_keys(self) -> list[ledger_keys.VmKey]:
+        with self._read() as db:
+            return ledger_keys.vm_keys(db)
+
+    def bind_vm(self, vm_id: str, key_id: str, family: str, *, allow_sh: bool) -> None:
+        """The VM speaks with this key from now on."""
+        with self._write() as db:
+            ledger_keys.bind(db, vm_id, key_id, family, allow_sh=allow_sh, now=self._clock())
+
+    def note_key_use(self, key_id: str) -> None:
+        with self._write() as db:
+            ledger_keys.note_use(db, key_id, self._clock())
+
+    def keys_last_used(self) -> dict[str, float]:
+        with self._read() as db:
+            return ledger_keys.last_used(db)
+
+    def note_origin(self, line: str, told: Mapping[str, str]) -> None:
+        """Say who is about to add this line to queue.txt; the command that it becomes remembers it."""
+        with self._write() as db:
+            digest = hashlib.sha256(line.strip().encode()).hexdigest()
+            ledger_audit.note_origin(db, digest, json.dumps(dict(told)), self._clock())
+
+    def audit_waiting(self, after: int = 0) -> list[tuple[int, dict[str, Any]]]:
+        """(number, event) of what has happened and is not in the audit file yet."""
+        with self._read() as db:
+            return ledger_audit.waiting(db, after)
+
+    def audit_done(self, number: int, head: str) -> None:
+        with self._write() as db:
+            ledger_audit.done(db, number, head)
+
+    def fact(self, name: str) -> str:
+        """`id`: of this ledger; `audit_head`: the hash of the last line that it brought to the audit file."""
+        with self._read() as db:
+            return ledger_audit.fact(db, name)
+
     # --- inside ------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -278,6 +325,8 @@ def _open(path: Path) -> sqlite3.Connection:
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this is {SCHEMA_VERSION}")
+        for statement in (*ledger_keys.SCHEMA, *ledger_audit.SCHEMA):  # a ledger of before gets them too
+            db.execute(statement)
         db.execute("COMMIT")
     except BaseException:
         db.close()

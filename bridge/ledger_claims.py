@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
+from bridge import ledger_keys
 from bridge.ledger_rows import ENDED, VmState
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
@@ -23,6 +24,9 @@ def may_claim(db: sqlite3.Connection, row: sqlite3.Row | None, vm_id: str, attem
     key = (vm_id, row["run_id"], attempt)
     if db.execute("SELECT 1 FROM withdrawn WHERE (vm_id, run_id, attempt) = (?, ?, ?)", key).fetchone() is not None:
         return False
+    holder = row["held_by"] or row["vm_id"] or row["former_vm"]
+    if holder and not ledger_keys.same_pairing(db, holder, vm_id):
+        return False  # the VM of another pairing gets it from the ledger alone
     # While a run is only lent, whoever has begun an attempt after that of the silent VM is ahead of the offer.
     return attempt > int(row["held_attempt"] if row["held_by"] else row["attempt"])
 

@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bridge import ledger_claims
+from bridge import ledger_claims, ledger_keys
 from bridge.ledger_rows import ENDED, REJECTED, VmState, fail_orphans, next_delivery
 from bridge.project import ProjectView
+from bridgehead import names
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import Allow, FailureClass, RunState
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, QueueLine, Verb, nearest, parse_line
@@ -106,7 +107,7 @@ def _resolve(db: sqlite3.Connection, line: QueueLine, project: ProjectView, seq:
     if line.verb is Verb.RUN:
         draft = _run(db, line, project)
     elif line.verb is Verb.SH:
-        draft = _Draft(stage=Verb.SH, argument=line.argument, spec=StageSpec(name=Verb.SH, command=line.argument))
+        draft = _shell(db, line, project)
     elif line.verb is Verb.STOP:
         draft = _stop(db, line, project, seq, now)
     else:
@@ -137,6 +138,16 @@ def _run(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draf
             raise UsageError(f"{stage} comes after {earlier}, which is not queued", hint=f"add run:{earlier} first")
         inputs[earlier] = row["run_id"]
     return _Draft(argument=stage, stage=stage, spec=spec, inputs=inputs)
+
+
+def _shell(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draft:
+    if not project.allow_sh:
+        raise UsageError("sh: is switched off for this project", hint=f"[project] allow_sh in {names.PROJECT_FILE}")
+    if not project.pairings_allow_sh:
+        raise UsageError("no VM is paired with a key that allows sh:", hint="bridgehead keys new")
+    if line.vm and not ledger_keys.runs_shell(db, line.vm):
+        raise UsageError(f"{line.vm} was paired with a key that does not allow sh:", hint="bridgehead keys list")
+    return _Draft(stage=Verb.SH, argument=line.argument, spec=StageSpec(name=Verb.SH, command=line.argument))
 
 
 def _with_overrides(db: sqlite3.Connection, spec: StageSpec, overrides: dict[str, object]) -> StageSpec:

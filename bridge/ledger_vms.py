@@ -11,7 +11,7 @@ import json
 import sqlite3
 from typing import Any
 
-from bridge import ledger_claims
+from bridge import ledger_claims, ledger_keys
 from bridge.ledger_rows import ENDED, VmState, command, fail_orphans, next_delivery
 from bridgehead import paths
 from bridgehead.names import FailureClass, RunState
@@ -59,10 +59,11 @@ def _give_back(db: sqlite3.Connection, vm_id: str, now: float) -> None:
 
 def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
     """Give the VM what is queued and may go there, in the queue's order; True when there was some."""
+    not_for_it = "" if ledger_keys.runs_shell(db, vm_id) else Verb.SH
     waiting = db.execute(
         "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (?, ?) AND target_vm IN ('', ?)"
-        " AND kept_off != ? ORDER BY seq",
-        (RunState.QUEUED, RunState.LOST, vm_id, vm_id),
+        " AND kept_off != ? AND verb != ? ORDER BY seq",
+        (RunState.QUEUED, RunState.LOST, vm_id, vm_id, not_for_it),
     ).fetchall()
     given = 0
     for row in waiting:

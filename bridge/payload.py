@@ -41,7 +41,7 @@ class Payload:
         self._listed: frozenset[str] | None = None
 
     def manifest(self) -> dict[str, Any]:
-        """`{"project", "payload_sha256", "requirements", "store", "vm", "files"}`, files sorted by path.
+        """`{"project", "payload_sha256", "requirements", "store", "vm", "allow_sh", "files"}`, files sorted by path.
 
         Raises ProjectError, and UsageError for a file whose name can't cross the wire or that can't be read.
         """
@@ -54,6 +54,7 @@ class Payload:
             "requirements": list(view.requirements),
             "store": view.store.to_json(),
             "vm": view.vm.to_json(),
+            "allow_sh": view.allow_sh,
             "files": listed,
         }
 

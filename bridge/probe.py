@@ -42,10 +42,12 @@ class Probe:
     """Asks as the holder of the current pairing key; `current` gives (key id, 32 bytes), anew for each request."""
 
     current: Callable[[], tuple[str, bytes]] = field(repr=False)
+    announce: Callable[[str], None] = field(default=lambda url: None, repr=False)  # ours has to know by which name
     timeout_s: float = ASK_TIMEOUT_S
 
     async def ask(self, url: str) -> None:
         """Return when the bridge at `url` has proven to be ours. Raises ProbeFailed that says what answered instead."""
+        self.announce(url)
         nonce = secrets.token_urlsafe(16)
         key_id, key = self.current()
         answered = await self._get(url, key_id, key, nonce)

@@ -21,6 +21,8 @@ class ProjectView:
     store: StoreSpec = field(default_factory=StoreSpec)
     vm: VmRules = field(default_factory=VmRules)
     tunnel: TunnelSpec = field(default_factory=TunnelSpec)
+    allow_sh: bool = True  # whether sh: lines may run at all
+    pairings_allow_sh: bool = True  # whether any VM is paired for them; not in the file, the bridge knows
 
 
 LoadProject = Callable[[], ProjectView]  # raises ProjectError when the file has a mistake

@@ -156,15 +156,15 @@ class QueueReader:
         return bool(left_out)
 
     def _wait_for_project(self, places: list[int], lines: list[_Line]) -> tuple[list[int], ProjectView]:
-        """(places of run lines that must wait, project): a mistake in the project file is no fault of the line."""
-        runs = [place for place in places if _is_run(lines[place].text)]
-        if runs:
+        """(places of the lines that must wait, project): a mistake in the project file is no fault of the line."""
+        needing = [place for place in places if _needs_project(lines[place].text)]
+        if needing:
             try:
                 project = self._load_project()
             except UsageError as error:
-                first = lines[runs[0]].number
-                self._complain(f"run: lines wait until the project file is mended: {error.message}", first)
-                return runs, ProjectView("")
+                first = lines[needing[0]].number
+                self._complain(f"run: and sh: lines wait until the project file is mended: {error.message}", first)
+                return needing, ProjectView("")
         else:
             project = ProjectView("")
         self._complaint = ""
@@ -245,12 +245,12 @@ def _command_lines(data: bytes) -> list[_Line]:
     return lines
 
 
-def _is_run(text: str) -> bool:
+def _needs_project(text: str) -> bool:
     try:
         line: QueueLine | None = parse_line(text)
     except UsageError:
         return False
-    return line is not None and line.verb is Verb.RUN
+    return line is not None and line.verb in (Verb.RUN, Verb.SH)
 
 
 def _common(one: list[TakenLine], other: list[TakenLine]) -> int:

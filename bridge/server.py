@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -15,6 +16,8 @@ from aiohttp import web
 
 from bridge import boot_archive
 from bridge.api import Api, Parts
+from bridge.audit import Audit
+from bridge.audit_feed import AuditFeed
 from bridge.doorkeeper import DoorkeepingServer
 from bridge.keys import KeyStore
 from bridge.known_content import CONTENT_FILE, KnownContent
@@ -22,12 +25,13 @@ from bridge.ledger import Ledger
 from bridge.nonces import NonceStore
 from bridge.part_store import PARTS_FILE, PartStore
 from bridge.payload import Payload
-from bridge.project import LoadProject
+from bridge.permits import Permits
+from bridge.project import LoadProject, ProjectView
 from bridge.queue_file import QueueWatcher
 from bridge.upload_store import UPLOADS_FILE, UploadStore
 from bridge.uploads import Uploads
 from bridgehead import names
-from bridgehead.errors import BridgeDownError, ProjectError
+from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError
 from bridgehead.pairing import Pairing
 from bridgehead.records import VmRules
 
@@ -66,6 +70,7 @@ class Bridge:
         """Raises BridgeDownError when the port is taken; nothing is left running then."""
         async with contextlib.AsyncExitStack() as stack:
             listener = stack.enter_context(_listen(self.settings.host, self.settings.port))
+            self.port = int(listener.getsockname()[1])
             api = Api(await asyncio.to_thread(self._open_parts, stack))
             server = DoorkeepingServer(
                 api.handle,
@@ -79,13 +84,12 @@ class Bridge:
             await runner.setup()
             stack.push_async_callback(runner.cleanup)
             stack.callback(api.close)
-            watcher = QueueWatcher(self.settings.root / names.QUEUE_FILE, self.ledger, self.settings.load_project)
+            watcher = QueueWatcher(self.settings.root / names.QUEUE_FILE, self.ledger, self._load_for_queue)
             watcher.start()
             stack.push_async_callback(asyncio.to_thread, watcher.stop)
-            sweeper = asyncio.create_task(self._sweep_lost())
+            sweeper = asyncio.create_task(self._sweep(api))
             stack.push_async_callback(_end, sweeper)
             await web.SockSite(runner, listener).start()
-            self.port = int(listener.getsockname()[1])
             also = _listen_also(self.settings.also_host, self.port)
             if also is not None:
                 await web.SockSite(runner, stack.enter_context(also)).start()
@@ -96,25 +100,48 @@ class Bridge:
         await self._running.pop_all().aclose()
 
     def pairing(self, url: str) -> Pairing:
-        """What goes into the pairing code of a VM that reaches this bridge at `url`."""
-        key_id, key = self.keys.current()
+        """What goes into the pairing code of a VM that reaches this bridge at `url`; it answers to that name then."""
+        self.announce_host(url)
         store = ""
         with contextlib.suppress(ProjectError):  # a code without it is good while the laptop is on
             store = self.settings.load_project().store.folder
-        return Pairing(url=url, key_id=key_id, key=key, boot_sha256=self.boot_sha256, store=store)
+        return self.keys.pairing(url, self.boot_sha256, store=store)
 
-    async def _sweep_lost(self) -> None:
-        """Once a second, find VMs that fell silent, so that their runs are offered to the next one."""
+    def announce_host(self, host: str) -> None:
+        """Answer requests for this name too: `host`, `host:port` or a URL. Others get 421."""
+        self._permits.hosts.announce(host)
+
+    async def _sweep(self, api: Api) -> None:
+        """What is to be done about once a second, for as long as the bridge lives."""
         lost_after_s = VmRules().lost_after_s
+        keys = self.keys.active()
         while True:
             with contextlib.suppress(ProjectError):  # a mistake in the file: go on with what it said before
-                lost_after_s = (await asyncio.to_thread(self.settings.load_project)).vm.lost_after_s
+                view = await asyncio.to_thread(self.settings.load_project)
+                lost_after_s, self._permits.project_allows_sh = view.vm.lost_after_s, view.allow_sh
             for _ in range(_SWEEPS_PER_LOAD):
-                try:
-                    await asyncio.to_thread(self.ledger.sweep_lost, lost_after_s)
-                except Exception:  # the task's edge: whatever is wrong with one sweep, the next one must come
-                    log.exception("could not look for lost VMs")
+                await asyncio.to_thread(self._chores, lost_after_s)
+                if keys != (now := self.keys.active()):
+                    keys = now
+                    api.wake()
                 await asyncio.sleep(1.0)
+
+    def _chores(self, lost_after_s: float) -> None:
+        """Find VMs that fell silent, end keys that are needed no more, and bring what happened to the audit file."""
+        for chore in (lambda: self.ledger.sweep_lost(lost_after_s), self._permits.settle, self._feed.drain):
+            try:
+                chore()
+            except Exception:  # the task's edge: whatever is wrong with one of them, the others must go on
+                log.exception("a chore of the bridge failed")
+
+    def _close_audit(self) -> None:
+        with contextlib.suppress(OSError, BridgeheadError):
+            self._permits.refusals.flush(now=True)
+            self._feed.drain()
+
+    def _load_for_queue(self) -> ProjectView:
+        """The project, and whether any pairing runs shell commands."""
+        return dataclasses.replace(self.settings.load_project(), pairings_allow_sh=self.keys.shell_allowed())
 
     def _open_parts(self, stack: contextlib.AsyncExitStack) -> Parts:
         root = self.settings.root
@@ -135,11 +162,16 @@ class Bridge:
         store.sweep(parts.temps())
         nonces = NonceStore(private)
         stack.callback(nonces.close)
+        audit = Audit(private)
+        self._permits = Permits(self.keys, self.ledger, nonces, audit)
+        self._permits.hosts.announce(f"{self.settings.host}:{self.port}")
+        self._feed = AuditFeed(self.ledger, audit)
+        stack.callback(self._close_audit)
         return Parts(
             queue=root / names.QUEUE_FILE,
             ledger=self.ledger,
             keys=self.keys,
-            nonces=nonces,
+            permits=self._permits,
             payload=Payload(root, self.settings.load_project),
             boot=boot,
             uploads=Uploads(arrivals, store, parts, known),

@@ -98,13 +98,15 @@ def _names_a_process(values: Any) -> TypeGuard[dict[str, Any]]:
     return type(values.get("pid")) is int and type(values.get("start")) is int
 
 
-def pairing(project: Project, live: LiveBridge) -> Pairing:
-    """The pairing code's content. Holds the key: never print it unasked. Raises PairingError, ProjectError."""
+def pairing(project: Project, live: LiveBridge, key_id: str = "") -> Pairing:
+    """The pairing code's content, for the current key or the one named. Holds the key: never print it unasked.
+
+    Raises PairingError and ProjectError.
+    """
     from bridge.keys import KeyStore
 
-    key_id, key = KeyStore(project.private / names.KEYS_FILE).current()
     store = project_file.load(project.root).store.folder
-    return Pairing(live.url, key_id, key, live.boot_sha256, store=store)
+    return KeyStore(project.private / names.KEYS_FILE).pairing(live.url, live.boot_sha256, store=store, key_id=key_id)
 
 
 def start(project: Project, *, port: int, tunnel: str = "") -> LiveBridge:

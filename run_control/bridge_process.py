@@ -166,7 +166,7 @@ def _front_door(project: Project, bridge: Bridge, tunnel: Tunnel, record: _Recor
         vms = await asyncio.to_thread(bridge.ledger.vms)
         return any(time.time() - vm.last_seen < _HEARD_S for vm in vms)
 
-    return FrontDoor(tunnel, Probe(bridge.keys.current), publish=publish, told=told, heard=heard)
+    return FrontDoor(tunnel, Probe(bridge.keys.current, bridge.announce_host), publish=publish, told=told, heard=heard)
 
 
 def _process_of(tunnel: Tunnel) -> dict[str, Any]:

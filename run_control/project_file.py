@@ -49,6 +49,7 @@ def load(root: Path) -> ProjectView:
         store=StoreSpec(**parsed.store.model_dump(exclude={"kind"}), kind=str(parsed.store.kind)),
         vm=parsed.vm.rules(),
         tunnel=parsed.tunnel.spec(root),
+        allow_sh=parsed.project.allow_sh,
     )
 
 
@@ -126,6 +127,7 @@ class _Table(BaseModel):
 
 class _Project(_Table):
     name: Annotated[str, AfterValidator(_project_name)]
+    allow_sh: bool = True
 
 
 class _Payload(_Table):

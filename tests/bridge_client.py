@@ -94,7 +94,8 @@ class Client:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         with contextlib.closing(connection):
             connection._validate_path = lambda url: None  # type: ignore[attr-defined]
-            connection.putrequest(method, target, skip_accept_encoding=True)
+            named = "Host" in self.headers or "Host" in headers
+            connection.putrequest(method, target, skip_host=named, skip_accept_encoding=True)
             if body or method in ("PUT", "POST", "PATCH"):
                 headers = {"Content-Length": str(len(body)), **headers}
             for name, value in {**self.headers, **headers}.items():
@@ -102,6 +103,12 @@ class Client:
             connection.endheaders(body or None)
             answer = connection.getresponse()
             return Answer(answer.status, dict(answer.headers.items()), answer.read())
+
+    def raw(self, method: str, target: str) -> bytes:
+        """A signed request without a body as it goes on the wire, for a connection that the test holds."""
+        lines = [f"{method} {target} HTTP/1.1", "Host: 127.0.0.1"]
+        lines += [f"{name}: {value}" for name, value in self.signed(method, target).items()]
+        return "\r\n".join([*lines, "", ""]).encode()
 
     def head_only(self, method: str, target: str, headers: Mapping[str, str]) -> Answer:
         """Send the head of a request whose body never comes, and wait for the answer."""

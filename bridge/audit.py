@@ -1,0 +1,172 @@
+"""audit.jsonl: what was commanded, by whom, which VM took it and what came of it; and what happened to keys.
+
+Lines are only ever appended, each with an fsync before anybody goes on, and each holds the SHA-256 of the one before:
+an edit breaks the chain. When the file is full it is put aside as audit-1.jsonl, audit-2.jsonl, … and kept. Any number
+of processes may write.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bridge import file_lock
+from bridgehead import files, names
+
+MAX_BYTES: Final = 4 * 2**20  # of one file, before it is put aside
+NO_LINE: Final = "0" * 64  # what the first line holds in place of a hash
+_LOCK: Final = "audit.lock"
+_STEM, _SUFFIX = names.AUDIT_FILE.rsplit(".", 1)
+_ASIDE: Final = re.compile(rf"{_STEM}-(\d+)\.{_SUFFIX}\Z")
+_TAIL_BYTES: Final = 1 << 20
+_O_BINARY: Final = getattr(os, "O_BINARY", 0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `verify` found. `head` is the hash of the last line; an edit of that one shows once a line follows it."""
+
+    lines: int
+    files: int
+    head: str
+    problems: list[str] = field(default_factory=list)
+    torn: int = 0  # lines that a crash cut off; the chain goes on over them
+
+
+class Audit:
+    """The audit files of one project, in its private folder."""
+
+    def __init__(self, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self._folder = folder
+        self._path = folder / names.AUDIT_FILE
+        self._max_bytes = max_bytes
+
+    def append(self, events: Sequence[Mapping[str, Any]]) -> str:
+        """Write the events, each with `n`, `at` (unless it has one) and `prev`; durable when this returns.
+
+        Returns the hash of the last line. Raises OSError.
+        """
+        with file_lock.held(self._folder / _LOCK):
+            number, head, torn = self._end()
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _O_BINARY, 0o600)
+            try:
+                data = b"\n" if torn else b""
+                for event in events:
+                    number += 1
+                    line = files.canonical_json({"at": round(time.time(), 3), **event, "n": number, "prev": head})
+                    head = _hash(line)
+                    data += line + b"\n"
+                while data:
+                    data = data[os.write(fd, data) :]
+                os.fsync(fd)
+                full = os.fstat(fd).st_size >= self._max_bytes
+            finally:
+                os.close(fd)
+            if full:
+                self._put_aside()
+        return head
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Every line that can be read, oldest first."""
+        for _, line in self._lines():
+            told = _parse(line)
+            if told is not None:
+                yield told
+
+    def newest(self, key: str) -> Any | None:
+        """What the newest line that has this key says under it, among the last ones."""
+        for path in reversed(self._files()):
+            for line in reversed(_tail(path)[1]):
+                told = _parse(line)
+                if told is not None and key in told:
+                    return told[key]
+        return None
+
+    def verify(self, expected_head: str = "") -> Verdict:
+        """Follow the chain from the first line to the last. `expected_head`: a hash that has to occur in it."""
+        problems: list[str] = []
+        lines = torn = number = 0
+        head, met = NO_LINE, {NO_LINE, ""}
+        for place, line in self._lines():
+            lines += 1
+            told = _parse(line)
+            if told is None:
+                torn += 1
+            elif told.get("prev") != head:
+                problems.append(f"{place}: the line before it was changed, removed or added")
+            elif told.get("n") != number + 1:
+                problems.append(f"{place}: it is numbered {told.get('n')}, after {number}")
+            number = int(told["n"]) if told is not None and isinstance(told.get("n"), int) else number
+            head = _hash(line)
+            met.add(head)
+        if expected_head not in met:
+            problems.append("lines that the ledger knows of are missing or changed at the end")
+        return Verdict(lines, len(self._files()), head, problems, torn)
+
+    # --- inside ------------------------------------------------------------------------------------
+
+    def _end(self) -> tuple[int, str, bool]:
+        """(number of the last line, its hash, whether it was cut off)."""
+        number, head, torn = 0, NO_LINE, False
+        for path in reversed(self._files()):
+            torn_here, lines = _tail(path)
+            torn = torn or (torn_here and path == self._path)
+            if lines and head == NO_LINE:
+                head = _hash(lines[-1])
+            numbered = (told for line in reversed(lines) if (told := _parse(line)) is not None)
+            last = next(numbered, None)
+            if last is not None:
+                number = int(last["n"])
+                break
+        return number, head, torn
+
+    def _put_aside(self) -> None:
+        last = max((int(match[1]) for path in self._folder.iterdir() if (match := _ASIDE.match(path.name))), default=0)
+        target = self._folder / f"{_STEM}-{last + 1}.{_SUFFIX}"
+        files.replace(self._path, target)
+        files.fsync_folder(self._folder)
+
+    def _files(self) -> list[Path]:
+        """Oldest first."""
+        aside = [(int(match[1]), path) for path in self._folder.iterdir() if (match := _ASIDE.match(path.name))]
+        found = [path for _, path in sorted(aside)]
+        return [*found, self._path] if self._path.exists() else found
+
+    def _lines(self) -> Iterator[tuple[str, bytes]]:
+        """(file:line, its bytes without the newline)."""
+        for path in self._files():
+            with path.open("rb") as handle:
+                for number, line in enumerate(handle, start=1):
+                    yield f"{path.name}:{number}", line.removesuffix(b"\n")
+
+
+def _tail(path: Path) -> tuple[bool, list[bytes]]:
+    """(whether the last line was cut off, the whole lines and that one at the end of a file)."""
+    with path.open("rb") as handle:
+        size = handle.seek(0, os.SEEK_END)
+        handle.seek(max(0, size - _TAIL_BYTES))
+        data = handle.read()
+    lines = data.split(b"\n")
+    torn = bool(lines[-1])
+    if not torn:
+        lines.pop()
+    return torn, lines[1:] if size > _TAIL_BYTES else lines
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) and isinstance(told.get("n"), int) else None
+
+
+def _hash(line: bytes) -> str:
+    return hashlib.sha256(line).hexdigest()
