@@ -46,7 +46,8 @@ class DoorkeepingServer(web.Server):
         if len(self.connections) > CONNECTIONS_MAX:
             silent = next(iter(self._waited_for), None)
             if silent is None or silent.transport is None:
-                transport.abort()
+                # Not at once: the library's task for the connection would find it gone, and log a traceback of that.
+                asyncio.get_running_loop().call_soon(transport.abort)
                 return
             self._stop_waiting(silent)
             silent.transport.abort()
