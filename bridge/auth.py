@@ -32,6 +32,7 @@ class Caller:
     key_id: str
     key: bytes = field(repr=False)  # the one it signed with; what is signed for it takes the same
     body_sha256: bytes
+    family: str = ""  # of its pairing: the same before and after a rotation
 
 
 def authenticate(request: web.BaseRequest, keys: Keys, nonces: NonceStore) -> Caller:

@@ -68,10 +68,10 @@ async def receive(
     def work() -> dict[str, Any]:
         entries, start = _read_index(body, bodies_follow=not ask)
         if ask:
-            return {"have": _place_known(root, run_id, caller.key_id, known, entries)}
+            return {"have": _place_known(root, run_id, caller.family, known, entries)}
         errors = _place(root, run_id, _with_bytes(entries, memoryview(body)[start:]))
         good = [entry for entry, error in zip(entries, errors, strict=True) if error is None]
-        known.note(caller.key_id, [_piece(run_id, entry) for entry in good])
+        known.note(caller.family, [_piece(run_id, entry) for entry in good])
         return {"files": errors}
 
     return answer_json(await asyncio.to_thread(work))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 
@@ -53,6 +54,8 @@ class Permits:
         except Refused:
             self.refusals.note("unsigned" if "Signature" not in request.headers else "wrong signature")
             raise
+        item = self._keys.get(caller.key_id)
+        caller = dataclasses.replace(caller, family=item.family if item is not None else caller.key_id)
         self._used[caller.key_id] = time.time()
         vms = sum(1 for key_id in self._bound.values() if key_id == caller.key_id)
         wait_s = self._limiter.wait_s(caller.key_id, vms)

@@ -130,7 +130,7 @@ class Uploads:
         whole = Whole(_generation(headers), length, part_size, digests)
         if await asyncio.to_thread(self.parts.find, path, whole.generation) is None:
             self.check_room(length)
-        state = await asyncio.to_thread(self.parts.open, path, caller.key_id, whole)
+        state = await asyncio.to_thread(self.parts.open, path, caller.family, whole)
         return answer_empty(201, {**_told_parts(state), **self.limits(state.there_bytes)})
 
     async def _patch_in_parts(self, request: web.BaseRequest, body_sha256: bytes, path: str) -> web.Response:
