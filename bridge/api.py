@@ -21,11 +21,12 @@ from bridge.addresses import Address, count, read_address, vm_id
 from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of, stranger
 from bridge.auth import Caller, names_a_known_key
 from bridge.boot_archive import BootArchive
+from bridge.deliveries import Deliveries
 from bridge.keys import KeyStore
 from bridge.ledger import Ledger
 from bridge.payload import Payload
 from bridge.permits import Permits
-from bridge.serving import content_of_bytes, content_of_fd, serve
+from bridge.serving import content_of_bytes, serve
 from bridge.uploads import Uploads
 from bridgehead import names, paths, signing
 from bridgehead.errors import BridgeheadError, NotFoundError, SupersededError, UsageError
@@ -37,10 +38,10 @@ HEARTBEAT_S = 5
 _NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _ACK_PATH = re.compile(re.escape(names.QUEUE_PATH) + r"/([0-9a-f]{32})/ack\Z")
 _BEAT_PATH = re.compile(re.escape(names.VMS_PREFIX) + r"([^/]+)/heartbeat\Z")
+_PACK_PATH = re.compile(f"({re.escape(names.SERVE_PREFIX + names.SERVE_PACK)})\\Z")
 _POLLS_AS = re.compile(r"[?&]vm=([A-Za-z0-9_-]{1,64})(?:&|\Z)")
 _NOTE_EVERY_S = 0.5  # whoever is refused must not keep the disk busy
 _METHODS = "GET, HEAD, POST"
-_PAYLOAD_PREFIX = f"{names.SERVE_PREFIX}{names.VM_PAYLOAD}/"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,7 @@ class Api:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._deliveries = Deliveries(parts.payload)
         self._ledger_lock = asyncio.Lock()
         self._changed = asyncio.Event()
         self._closing = False
@@ -159,9 +161,8 @@ class Api:
 
     async def _get(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.StreamResponse:
         path = address.path
-        if path.startswith(_PAYLOAD_PREFIX):
-            relative = paths.check_relative(path.removeprefix(_PAYLOAD_PREFIX))
-            return await serve(request, content_of_fd(*await asyncio.to_thread(self._parts.payload.open, relative)))
+        if (answer := await self._deliveries.get(request, caller, path)) is not None:
+            return answer
         if path == names.SERVE_PREFIX + names.BOOT_ARCHIVE:
             return await serve(request, content_of_bytes(self._parts.boot.data, self._parts.boot.sha256))
         if path == names.SERVE_PREFIX + names.PAYLOAD_MANIFEST:
@@ -215,10 +216,11 @@ class Api:
 
     # --- POST ----------------------------------------------------------------------------------------
 
-    async def _post(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.Response:
-        handlers: tuple[tuple[re.Pattern[str], Callable[[str, Caller, Any], Awaitable[web.Response]]], ...] = (
+    async def _post(self, request: web.BaseRequest, caller: Caller, address: Address) -> web.StreamResponse:
+        handlers: tuple[tuple[re.Pattern[str], Callable[[str, Caller, Any], Awaitable[web.StreamResponse]]], ...] = (
             (_ACK_PATH, self._ack),
             (_BEAT_PATH, self._heartbeat),
+            (_PACK_PATH, lambda _, __, document: self._deliveries.pack(request, document)),
         )
         for pattern, handler in handlers:
             if match := pattern.match(address.path):

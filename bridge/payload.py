@@ -6,11 +6,12 @@ import hashlib
 import os
 import re
 import stat
-import time
+import threading
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
+from bridge.payload_hashes import Hashed, Hashes, stamp_of
 from bridge.project import LoadProject, ProjectView
 from bridgehead import files, names, paths
 from bridgehead.errors import NotFoundError, UsageError
@@ -18,10 +19,6 @@ from bridgehead.errors import NotFoundError, UsageError
 # Never sent, whatever the globs say: at the top of the project, and at any depth.
 _NEVER_AT_TOP = frozenset({names.PRIVATE_FOLDER, names.IN_FOLDER, names.QUEUE_FILE, names.PROJECT_FILE})
 _NEVER = frozenset({".git", ".venv", "__pycache__"})
-_SETTLED_S = 2.0  # a file changed so recently may change again without a change of its time stamp
-_CHUNK_BYTES = 1 << 20
-
-_Stamp = tuple[int, int, int]  # mtime_ns, size, inode
 
 
 class PayloadFile(TypedDict):
@@ -37,21 +34,27 @@ class Payload:
     def __init__(self, root: Path, load_project: LoadProject) -> None:
         self._root = root
         self._load_project = load_project
-        self._hashes: dict[str, tuple[_Stamp, str]] = {}
+        self._hashes = Hashes()
+        self._hashing = threading.Lock()
         self._listed: frozenset[str] | None = None
+        self._by_sha256: dict[str, str] = {}  # of the last manifest: to one of the paths that hold it
 
     def manifest(self) -> dict[str, Any]:
-        """`{"project", "payload_sha256", "requirements", "store", "vm", "allow_sh", "files"}`, files sorted by path.
+        """`{"project", "payload_sha256", "requirements", "down_mb_s", "store", "vm", "allow_sh", "files"}`, sorted by path.
 
         Raises ProjectError, and UsageError for a file whose name can't cross the wire or that can't be read.
         """
         view = self._load_project()
-        listed = [entry for path in sorted(_selected(self._root, view)) if (entry := self._entry(path)) is not None]
-        self._listed = frozenset(entry["path"] for entry in listed)
+        with self._hashing:
+            listed = [entry for path in sorted(_selected(self._root, view)) if (entry := self._entry(path)) is not None]
+            self._by_sha256 = {entry["sha256"]: entry["path"] for entry in listed}
+            self._listed = frozenset(entry["path"] for entry in listed)
+            self._hashes.forget_all_but(self._listed)
         return {
             "project": view.name,
             "payload_sha256": hashlib.sha256(files.canonical_json(listed)).hexdigest(),
             "requirements": list(view.requirements),
+            "down_mb_s": view.down_mb_s,
             "store": view.store.to_json(),
             "vm": view.vm.to_json(),
             "allow_sh": view.allow_sh,
@@ -64,22 +67,57 @@ class Payload:
         Raises UsageError for an unsafe path and NotFoundError for what the last manifest does not list.
         """
         paths.check_relative(relative)
-        if self._listed is None:
-            self.manifest()
-        if relative not in (self._listed or ()):
+        if relative not in self._paths():
             raise NotFoundError(f"no payload file {relative!r}")
+        fd, info = self._open_regular(relative)
+        try:
+            with self._hashing:
+                return fd, info.st_size, self._hashes.now(relative, fd, info).sha256
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def open_content(self, sha256: str) -> tuple[int, int]:
+        """(descriptor, size) of a file that had this SHA-256 and has not been touched since; the caller closes it.
+
+        Nothing is hashed: who fetches checks what comes. Raises NotFoundError when the laptop has it no more.
+        """
+        fd, hashed = self._open_hashed(sha256)
+        return fd, hashed.stamp[2]
+
+    def blocks(self, sha256: str) -> tuple[int, bytes]:
+        """Size of a content, and the SHA-256 of each of its blocks in one string. Raises NotFoundError."""
+        fd, hashed = self._open_hashed(sha256)
+        os.close(fd)
+        return hashed.stamp[2], hashed.blocks
+
+    def _open_hashed(self, sha256: str) -> tuple[int, Hashed]:
+        self._paths()
+        relative = self._by_sha256.get(sha256)
+        hashed = self._hashes.last(relative) if relative is not None else None
+        if relative is None or hashed is None or hashed.sha256 != sha256:
+            raise NotFoundError("the payload holds no such content now", hint="ask for its manifest again")
+        fd, info = self._open_regular(relative)
+        if stamp_of(info) != hashed.stamp:
+            os.close(fd)
+            raise NotFoundError("the payload holds no such content now", hint="ask for its manifest again")
+        return fd, hashed
+
+    def _open_regular(self, relative: str) -> tuple[int, os.stat_result]:
         try:
             fd = _open(self._root, relative)
         except OSError:
             raise NotFoundError(f"the payload file {relative!r} is gone") from None
-        try:
-            info = os.fstat(fd)
-            if not stat.S_ISREG(info.st_mode):
-                raise NotFoundError(f"the payload file {relative!r} is gone")
-            return fd, info.st_size, self._sha256(relative, fd, info)
-        except BaseException:
+        info = os.fstat(fd)
+        if not stat.S_ISREG(info.st_mode):
             os.close(fd)
-            raise
+            raise NotFoundError(f"the payload file {relative!r} is gone")
+        return fd, info
+
+    def _paths(self) -> frozenset[str]:
+        if self._listed is None:
+            self.manifest()
+        return self._listed or frozenset()
 
     def _entry(self, relative: str) -> PayloadFile | None:
         """None for a file that went away while we looked."""
@@ -98,23 +136,14 @@ class Payload:
         try:
             info = os.fstat(fd)
             mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
-            return {"path": relative, "size": info.st_size, "sha256": self._sha256(relative, fd, info), "mode": mode}
+            return {
+                "path": relative,
+                "size": info.st_size,
+                "sha256": self._hashes.now(relative, fd, info).sha256,
+                "mode": mode,
+            }
         finally:
             os.close(fd)
-
-    def _sha256(self, relative: str, fd: int, info: os.stat_result) -> str:
-        stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
-        known = self._hashes.get(relative)
-        if known is not None and known[0] == stamp:
-            return known[1]
-        digest = hashlib.sha256()
-        os.lseek(fd, 0, os.SEEK_SET)
-        while piece := os.read(fd, _CHUNK_BYTES):
-            digest.update(piece)
-        os.lseek(fd, 0, os.SEEK_SET)
-        if time.time() - info.st_mtime > _SETTLED_S:
-            self._hashes[relative] = (stamp, digest.hexdigest())
-        return digest.hexdigest()
 
 
 def _open(root: Path, relative: str) -> int:

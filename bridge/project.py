@@ -20,6 +20,7 @@ class ProjectView:
     requirements: list[str] = field(default_factory=list)  # pip lines for the VM
     store: StoreSpec = field(default_factory=StoreSpec)
     vm: VmRules = field(default_factory=VmRules)
+    down_mb_s: float = 0.0  # how fast the payload may come down to a VM; 0: no limit
     tunnel: TunnelSpec = field(default_factory=TunnelSpec)
     allow_sh: bool = True  # whether sh: lines may run at all
     pairings_allow_sh: bool = True  # whether any VM is paired for them; not in the file, the bridge knows

@@ -45,6 +45,7 @@ def load(root: Path) -> ProjectView:
         stages={name: stage.spec(name) for name, stage in parsed.stages.items()},
         payload_include=parsed.payload.include,
         payload_exclude=parsed.payload.exclude,
+        down_mb_s=parsed.payload.down_mb_s,
         requirements=parsed.vm.requirements,
         store=StoreSpec(**parsed.store.model_dump(exclude={"kind"}), kind=str(parsed.store.kind)),
         vm=parsed.vm.rules(),
@@ -133,6 +134,7 @@ class _Project(_Table):
 class _Payload(_Table):
     include: list[Annotated[str, AfterValidator(_glob)]] = Field(default_factory=list)
     exclude: list[Annotated[str, AfterValidator(_glob)]] = Field(default_factory=list)
+    down_mb_s: Annotated[float, Field(ge=0, le=100_000)] = 0.0
 
 
 class _Vm(_Table):

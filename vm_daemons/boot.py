@@ -143,7 +143,7 @@ def _unpack_api(home: VmHome, pairing: Pairing) -> None:
 
 
 def _sync(client: BridgeClient, home: VmHome, pairing: Pairing) -> dict[str, Any]:
-    told = payload.sync(client, home)
+    told = payload.sync(client, home, cell.say)
     if told["ship_sha256"] != pairing.boot_sha256:
         raise PairingError(
             "the laptop runs another Bridgehead than this pairing code is for",
@@ -152,7 +152,7 @@ def _sync(client: BridgeClient, home: VmHome, pairing: Pairing) -> dict[str, Any
     home.update_record(project=told["project"])
     cell.say(
         f"payload of {told['project']}: {told['files']} files, {told['fetched']} fetched"
-        f" ({told['fetched_bytes'] / 2**20:.1f} MiB), {told['removed']} removed"
+        f" ({told['fetched_bytes'] / 2**20:.1f} MiB), {told['copied']} were here already, {told['removed']} removed"
     )
     return told
 

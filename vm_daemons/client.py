@@ -1,16 +1,16 @@
 """The VM's side of the wire: signed requests to the bridge on the laptop.
 
 Each call reads the pairing anew, so a cell that was run again with a new code is picked up at once. A client may be
-used from several threads: each gets a connection of its own. Nothing is retried in here but downloads; who calls knows
-best what to do while the laptop is away, and has `Backoff` for it.
+used from several threads: each gets a connection of its own. Nothing is retried in here; who calls knows best what to
+do while the laptop is away, and has `Backoff` for it.
 """
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
-import os
 import random
 import re
 import secrets
@@ -24,7 +24,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import requests
 
-from bridgehead import files, names, signing
+from bridgehead import names, packs, signing
 from bridgehead.errors import (
     BridgeheadError,
     NotFoundError,
@@ -32,7 +32,6 @@ from bridgehead.errors import (
     SupersededError,
     TransferError,
     UsageError,
-    VerificationError,
 )
 from bridgehead.pairing import Pairing
 from bridgehead.records import AckRecord, Command, Heartbeat
@@ -45,9 +44,6 @@ ANSWER_TIMEOUT_S = 20.0
 BODY_TIMEOUT_S = 90.0  # a part of 16 MiB through a slow tunnel, and the fsync at its end
 _WAITS_MAX = 5  # times that one request is told 429 before it fails
 _WAIT_MAX_S = 30.0
-_DOWNLOAD_TRIES = 6  # without a byte of progress between them
-_READ_BYTES = 1 << 16  # what a cut may cost: the library drops the piece that was under way
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,15})-")
 _OFFSET = re.compile(r"[0-9]{1,15}\Z")
 
 
@@ -108,65 +104,35 @@ class BridgeClient:
     def manifest_document(self) -> dict[str, Any]:
         """What the payload consists of: the signed document, proven to be the answer to this very request."""
         nonce = secrets.token_urlsafe(16)
-        answer = self._call("GET", names.SERVE_PREFIX + names.PAYLOAD_MANIFEST, nonce=nonce)
+        # The laptop may have to hash first what has changed.
+        answer = self._call("GET", names.SERVE_PREFIX + names.PAYLOAD_MANIFEST, nonce=nonce, answer_s=BODY_TIMEOUT_S)
         document = _json_object(answer)
         self._open_reply("manifest", document, nonce)
         return document
 
-    def get_payload(self, path: str, dest: Path, size: int, sha256: str) -> None:
-        """Fetch one payload file to `dest`, atomically; goes on where an earlier try was cut.
+    def blocks(self, sha256: str) -> tuple[int, bytes]:
+        """Size of a content of the payload, and the SHA-256 of each of its blocks in one string.
 
-        Raises VerificationError when what came has another size or hash: `dest` then holds what it held.
+        Raises NotFoundError when the laptop has it no more.
         """
-        folder = self._home.state / "downloads"
-        folder.mkdir(parents=True, exist_ok=True)
-        # The path is part of the name too: two files of one content may be fetched side by side.
-        temp = folder / f"{sha256}-{hashlib.sha256(path.encode()).hexdigest()[:8]}.part"
-        backoff, tries = Backoff(), 0
-        while _size_of(temp) != size or not temp.exists():
-            before = _size_of(temp)
-            try:
-                self._download(names.SERVE_PREFIX + names.VM_PAYLOAD + "/" + quote(path), temp, size, sha256)
-            except TransferError:
-                tries = 0 if _size_of(temp) > before else tries + 1
-                if tries >= _DOWNLOAD_TRIES:
-                    raise
-                time.sleep(backoff.next_s())
-        if files.sha256_file(temp) != sha256:
-            temp.unlink()
-            raise VerificationError(f"{path} arrived with another hash than the manifest names; the old file stays")
-        _sync(temp)
-        dest.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(temp, dest)
-        files.fsync_folder(dest.parent)
+        nonce = secrets.token_urlsafe(16)
+        path = f"{names.SERVE_PREFIX}{names.SERVE_BLOCKS}/{sha256}"
+        told = self._open_reply("blocks", _json_object(self._call("GET", path, nonce=nonce)), nonce)
+        size, listed = told.get("size"), told.get("blocks")
+        if told.get("sha256") != sha256 or type(size) is not int or not isinstance(listed, str):
+            raise PairingError("signed blocks that are none of this file", hint="run the bootstrap cell again")
+        return size, base64.b64decode(listed)
 
-    def _download(self, path: str, temp: Path, size: int, sha256: str) -> None:
-        have = _size_of(temp)
-        if have > size:
-            temp.unlink()
-            have = 0
-        headers = {"Range": f"bytes={have}-", "If-Range": f'"{sha256}"'} if have else {}
-        answer = self._call("GET", path, headers=headers, answer_s=ANSWER_TIMEOUT_S, stream=True)
-        with answer, temp.open("ab") as handle:
-            if answer.status_code != 206:
-                handle.truncate(0)
-                have = 0
-            elif _range_start(answer) != have:
-                raise TransferError("the bridge answered another range than asked for")
-            try:
-                for piece in answer.iter_content(_READ_BYTES):
-                    have += len(piece)
-                    if have > size:
-                        handle.truncate(0)
-                        raise VerificationError(f"{path} is longer than the {size} bytes that the manifest names")
-                    handle.write(piece)
-            except requests.RequestException as error:
-                raise TransferError(f"the download of {path} was cut ({type(error).__name__})") from None
-        if have < size and answer.status_code == 200 and answer.headers.get("Content-Length") == str(have):
-            temp.unlink()  # whole, and yet too short: another file than the manifest names
-            raise VerificationError(f"{path} has {have} bytes, the manifest names {size}")
-        if have < size:
-            raise TransferError(f"the download of {path} ended early")
+    def content(self, sha256: str, start: int, end: int) -> requests.Response:
+        """A content of the payload from `start` up to `end`, not read yet; NotFoundError as in `blocks`."""
+        headers = {"Range": f"bytes={start}-{end - 1}", "If-Range": f'"{sha256}"'}
+        path = f"{names.SERVE_PREFIX}{names.SERVE_CONTENT}/{sha256}"
+        return self._call("GET", path, headers=headers, answer_s=ANSWER_TIMEOUT_S, stream=True)
+
+    def pack(self, parts: list[packs.Part], *, deflate: bool) -> requests.Response:
+        """Many parts of payload files in one answer, not read yet: see bridgehead.packs."""
+        body = _dump(packs.make_request(parts, deflate=deflate))
+        return self._call("POST", names.SERVE_PREFIX + names.SERVE_PACK, body=body, stream=True)
 
     # --- uploads ------------------------------------------------------------------------------------
 
@@ -395,23 +361,3 @@ def _upload(answer: requests.Response) -> Upload:
 
 def _dump(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _range_start(answer: requests.Response) -> int:
-    match = _CONTENT_RANGE.match(answer.headers.get("Content-Range", ""))
-    return int(match[1]) if match else -1
-
-
-def _size_of(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

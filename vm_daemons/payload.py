@@ -1,160 +1,156 @@
-"""Bring the payload folder to what the laptop's manifest says: only what changed, each file verified."""
+"""Bring the payload folder to what the laptop's manifest says: only what changed, each file verified.
+
+First everything is gathered on the shelf, then the folder changes within a moment: a fetch that fails leaves the old
+payload whole, and a running stage sees of each file the old one or the new one.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from bridgehead import files, names, paths
-from bridgehead.errors import TransferError, UsageError, VerificationError
-from vm_daemons import key_rotation
+from bridgehead import files, names
+from bridgehead.errors import TransferError, VerificationError
+from vm_daemons import key_rotation, payload_fetch
 from vm_daemons.client import BridgeClient
-from vm_daemons.gauges import disk
 from vm_daemons.home import VmHome
 from vm_daemons.manifest_check import entries_of
+from vm_daemons.payload_line import Changed, Line
+from vm_daemons.payload_shelf import Shelf
+from vm_daemons.payload_tree import Entry, Tree
+from vm_daemons.storage.pace import Bucket
 
-_WORKERS = 4  # small files cost a round trip each
-_KNOWN = "payload.json"  # what the last manifest put here; in state/, private to this module
 _LOCK = "payload.lock"  # the cell and the command daemon may sync at the same time
+_CHANGES_MAX = 5  # manifests that are outdated before they are fetched: somebody is saving files just now
+Bring = Callable[[Tree, Shelf, list[Entry]], int]  # onto the shelf, one entry per SHA-256; how many bytes came
 
 
-def sync(client: BridgeClient, home: VmHome) -> dict[str, Any]:
+def sync(client: BridgeClient, home: VmHome, say: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Fetch what the laptop's manifest names and the folder lacks; remove what an earlier one named and this doesn't.
 
-    Returns what `install` does. Raises VerificationError naming the file, TransferError and UsageError.
+    `say` hears how far it is, once a minute at most. Returns what `install` does. Raises VerificationError naming the
+    file, TransferError and UsageError.
     """
     with locked(home):
-        return install(home, client.manifest_document(), lambda wanted: _fetch_all(client, home, wanted))
+        for _ in range(_CHANGES_MAX):
+            document = client.manifest_document()
+            try:
+                return install(home, document, _fetcher(client, document["body"], say))
+            except Changed as error:
+                changed = error
+        files_of = [entry["path"] for entry in document["body"]["files"] if entry["sha256"] == changed.sha256]
+        raise VerificationError(
+            f"{', '.join(files_of[:1]) or 'a file'} was another one on the laptop than its manifest named, each of"
+            f" {_CHANGES_MAX} times; the old files stay",
+            hint="let the files on the laptop settle, then sync: again",
+        )
 
 
-def install(home: VmHome, document: dict[str, Any], bring: Callable[[list[dict[str, Any]]], None]) -> dict[str, Any]:
-    """Make the payload folder what a signed manifest says; `bring` fetches the entries that are not here as named.
+def install(home: VmHome, document: dict[str, Any], bring: Bring) -> dict[str, Any]:
+    """Make the payload folder what a signed manifest says; `bring` puts on the shelf what is not on this VM.
 
     The document is kept as it is, for a VM that boots without the laptop. Returns the manifest's `project`,
-    `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, and the counts `files`, `fetched`, `fetched_bytes`,
-    `removed`. Raises as `sync`, and what `bring` raises.
+    `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, and the counts `files`, `fetched` (`fetched_bytes`
+    down the line), `copied` (it was here under another name, or once before) and `removed`. Raises as `sync`, and what
+    `bring` raises.
     """
     manifest = document["body"]
     entries = entries_of(manifest)
-    known = _read_known(home)
-    removed = _remove_dropped(home, known, entries)
-    wanted = [entry for path, entry in entries.items() if not _is_current(home, path, entry, known.get(path))]
-    _check_room(home, wanted)
-    if wanted:
-        # Remembered before it is put there: a sync that is cut leaves nothing that a later one can't remove.
-        _save(home, {**known, **{entry["path"]: {} for entry in wanted}})
-        bring(wanted)
-    _write_known(home, entries)
-    files.write_json(home.state / names.PAYLOAD_MANIFEST, document)
+    tree, shelf = Tree(home), Shelf(home)
+    wanted = [entry for entry in entries.values() if not tree.is_current(entry)]
+    try:
+        told = _bring_all(tree, shelf, entries, wanted, bring)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise TransferError(
+            "the VM's disk is full; the old payload stays", hint="make room on the VM, or send less"
+        ) from None
+    files.write_atomic(home.state / names.PAYLOAD_MANIFEST, json.dumps(document, separators=(",", ":")).encode())
     home.update_record(payload_sha256=manifest["payload_sha256"])
     key_rotation.heed_switch(home, manifest)
-    told = {key: manifest[key] for key in ("project", "ship_sha256", "payload_sha256", "requirements", "store", "vm")}
-    fetched_bytes = sum(int(entry["size"]) for entry in wanted)
-    counts = {"files": len(entries), "fetched": len(wanted), "fetched_bytes": fetched_bytes, "removed": removed}
-    return {**told, **counts}
+    shelf.prune({str(entry["sha256"]) for entry in entries.values()})
+    for key in ("project", "ship_sha256", "payload_sha256", "requirements", "store", "vm"):
+        told[key] = manifest[key]
+    return told
 
 
-def _fetch_all(client: BridgeClient, home: VmHome, wanted: list[dict[str, Any]]) -> None:
-    """Side by side; the first error stops those that have not begun and is raised."""
-    with ThreadPoolExecutor(_WORKERS) as pool:
-        jobs = [pool.submit(_fetch, client, home, entry) for entry in wanted]
-        try:
-            for job in jobs:
-                job.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+def _bring_all(
+    tree: Tree, shelf: Shelf, entries: dict[str, Entry], wanted: list[Entry], bring: Bring
+) -> dict[str, Any]:
+    uses = Counter(str(entry["sha256"]) for entry in wanted)
+    distinct = {str(entry["sha256"]): entry for entry in reversed(wanted)}
+    _check_room(shelf, wanted)
+    here = _find_here(tree, shelf, entries, distinct)
+    missing = [entry for sha256, entry in distinct.items() if sha256 not in here]
+    fetched_bytes = bring(tree, shelf, missing) if missing else 0
+    if wanted:
+        tree.expect(wanted)
+    removed = tree.drop(entries, shelf)
+    for entry in wanted:
+        sha256 = str(entry["sha256"])
+        uses[sha256] -= 1
+        tree.place(entry, shelf, last=not uses[sha256])
+    tree.remember(entries)
+    copied = sum(str(entry["sha256"]) in here for entry in wanted)
+    return {
+        "files": len(entries),
+        "fetched": len(wanted) - copied,
+        "fetched_bytes": fetched_bytes,
+        "copied": copied,
+        "removed": removed,
+    }
 
 
-def _fetch(client: BridgeClient, home: VmHome, entry: dict[str, Any]) -> None:
-    with in_place(home, entry) as path:
-        client.get_payload(entry["path"], path, int(entry["size"]), str(entry["sha256"]))
+def _find_here(tree: Tree, shelf: Shelf, entries: dict[str, Entry], distinct: dict[str, Entry]) -> set[str]:
+    """Onto the shelf with the contents that this VM has under another name; which they are."""
+    holders = tree.holders()
+    found = set()
+    for sha256, entry in distinct.items():
+        if shelf.has(sha256, int(entry["size"])) or any(
+            _take_copy(tree, shelf, sha256, relative, stays=relative in entries) for relative in holders.get(sha256, ())
+        ):
+            found.add(sha256)
+    return found
 
 
-@contextlib.contextmanager
-def in_place(home: VmHome, entry: dict[str, Any]) -> Iterator[Path]:
-    """Where a file of the manifest is to be put; it gets its mode afterwards."""
-    path = paths.inside(home.payload, entry["path"])
-    try:
-        yield path
-        path.chmod(_mode(entry))
-    except (IsADirectoryError, NotADirectoryError, FileExistsError):
-        raise VerificationError(
-            f"{entry['path']}: a folder and a file want the same name in the payload folder",
-            hint="something on the VM wrote there; remove it with sh: and sync: again",
-        ) from None
+def _take_copy(tree: Tree, shelf: Shelf, sha256: str, relative: str, *, stays: bool) -> bool:
+    """A second name is enough for a file that goes; one that stays must not share its bytes with another."""
+    path = tree.locate(relative)
+    return shelf.add_copy(sha256, path) if stays else shelf.keep(sha256, path)
 
 
-def _is_current(home: VmHome, relative: str, entry: dict[str, Any], known: dict[str, Any] | None) -> bool:
-    """Same size and hash already here. A file not touched since we hashed it is not read again."""
-    path = paths.inside(home.payload, relative)
-    try:
-        stat = path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    if stat.st_size != entry["size"] or not path.is_file():
-        return False
-    if known and known.get("sha256") == entry["sha256"] and known.get("mtime_ns") == stat.st_mtime_ns:
-        current = True
-    else:
-        current = files.sha256_file(path) == entry["sha256"]
-    if current and stat.st_mode & 0o777 != _mode(entry):
-        path.chmod(_mode(entry))
-    return current
+def _fetcher(client: BridgeClient, manifest: dict[str, Any], say: Callable[[str], None] | None) -> Bring:
+    def bring(tree: Tree, shelf: Shelf, missing: list[Entry]) -> int:
+        total_bytes = sum(int(entry["size"]) for entry in missing)
+        line = Line(total_bytes, say, limit=_limit(manifest.get("down_mb_s")))
+        payload_fetch.fetch(client, tree, shelf, missing, line)
+        return line.fetched_bytes
+
+    return bring
 
 
-def _remove_dropped(home: VmHome, known: dict[str, dict[str, Any]], entries: dict[str, dict[str, Any]]) -> int:
-    dropped = sorted(set(known) - set(entries))
-    for relative in dropped:
-        with contextlib.suppress(UsageError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            path = paths.inside(home.payload, relative)
-            path.unlink()
-            _remove_empty_parents(path.parent, home.payload)
-    return len(dropped)
+def _limit(mb_s: object) -> Bucket | None:
+    if not isinstance(mb_s, float | int) or not mb_s > 0:
+        return None
+    return Bucket(mb_s * 1e6, mb_s * 1e6 / 4)
 
 
-def _remove_empty_parents(folder: Path, root: Path) -> None:
-    with contextlib.suppress(OSError):  # not empty: it stays
-        while folder != root:
-            folder.rmdir()
-            folder = folder.parent
-
-
-def _check_room(home: VmHome, wanted: list[dict[str, Any]]) -> None:
-    needed_bytes = sum(int(entry["size"]) for entry in wanted)
-    _, free_bytes = disk(home.root)
+def _check_room(shelf: Shelf, wanted: list[Entry]) -> None:
+    contents = {str(entry["sha256"]) for entry in wanted}
+    needed_bytes = sum(int(entry["size"]) for entry in wanted) - sum(map(shelf.held_bytes, contents))
+    free_bytes = shelf.room_made(needed_bytes, contents)
     if needed_bytes > free_bytes:
         raise TransferError(
             f"the payload needs {needed_bytes // 2**20} MiB more, the VM's disk has {free_bytes // 2**20} MiB free",
             hint=f"send less: [payload] in {names.PROJECT_FILE}",
         )
-
-
-def _write_known(home: VmHome, entries: dict[str, dict[str, Any]]) -> None:
-    known = {}
-    for relative, entry in entries.items():
-        mtime_ns = (home.payload / relative).stat().st_mtime_ns
-        known[relative] = {"sha256": entry["sha256"], "mtime_ns": mtime_ns}
-    _save(home, known)
-
-
-def _read_known(home: VmHome) -> dict[str, dict[str, Any]]:
-    record = files.read_json(home.state / _KNOWN)
-    found = record.get("files") if isinstance(record, dict) else None
-    return found if isinstance(found, dict) else {}
-
-
-def _save(home: VmHome, known: dict[str, dict[str, Any]]) -> None:
-    files.write_json(home.state / _KNOWN, {"v": names.RECORD_VERSION, "files": known})
-
-
-def _mode(entry: dict[str, Any]) -> int:
-    return int(entry.get("mode", 0o644)) & 0o777
 
 
 @contextlib.contextmanager

@@ -13,10 +13,12 @@ from fuzz_support import any_json, damaged, fuzz
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridgehead import checkpoints, files, names, signing
+from bridgehead import checkpoints, names, signing
 from bridgehead.errors import BridgeheadError, NotFoundError, VerificationError
 from vm_daemons import payload
 from vm_daemons.home import VmHome
+from vm_daemons.payload_shelf import Shelf
+from vm_daemons.payload_tree import Tree
 from vm_support import KEY, paired_home
 
 DATA = b"weights" * 20
@@ -79,15 +81,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> VmHome:
     return paired_home(tmp_path_factory.mktemp("vm"))
 
 
-def bring(home: VmHome, wanted: list[dict[str, Any]]) -> None:
-    """As a download would: what it has under the hash that is named, where the manifest wants it."""
+def bring(_: Tree, shelf: Shelf, wanted: list[dict[str, Any]]) -> int:
+    """As a download would: what it has under the hash that is named, onto the shelf."""
     for entry in wanted:
-        with payload.in_place(home, entry) as path:
-            data = next((data for data in FILES.values() if hashlib.sha256(data).hexdigest() == entry["sha256"]), None)
-            if data is None or len(data) != entry["size"]:
-                raise NotFoundError("no such file")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.write_atomic(path, data)
+        data = next((data for data in FILES.values() if hashlib.sha256(data).hexdigest() == entry["sha256"]), None)
+        if data is None or len(data) != entry["size"]:
+            raise NotFoundError("no such file")
+        shelf.add(entry["sha256"], data)
+    return 0
 
 
 @given(damaged(BODY) | any_json())
@@ -99,7 +100,7 @@ def test_no_signed_manifest_breaks_the_sync_or_puts_a_file_anywhere_else(home: V
     outside = {path for path in home.root.rglob("*") if not path.is_relative_to(home.payload)}
     document = signing.sign_document(KEY, "manifest", body if isinstance(body, dict) else {"files": body})
     try:
-        told = payload.install(home, document, lambda wanted: bring(home, wanted))
+        told = payload.install(home, document, bring)
     except BridgeheadError:
         pass
     else:
@@ -107,7 +108,12 @@ def test_no_signed_manifest_breaks_the_sync_or_puts_a_file_anywhere_else(home: V
         for entry in body["files"]:
             assert hashlib.sha256((home.payload / entry["path"]).read_bytes()).hexdigest() == entry["sha256"]
     new = {path for path in home.root.rglob("*") if not path.is_relative_to(home.payload)} - outside
-    assert {path.name for path in new} <= {names.PAYLOAD_MANIFEST, "payload.json", "payload.lock"}
+    assert {path.name for path in new if path.parent != home.state / "content"} <= {
+        names.PAYLOAD_MANIFEST,
+        "payload.json",
+        "payload.lock",
+        "content",
+    }
     with contextlib.suppress(BridgeheadError):
-        payload.install(home, signing.sign_document(KEY, "manifest", BODY), lambda wanted: bring(home, wanted))
+        payload.install(home, signing.sign_document(KEY, "manifest", BODY), bring)
     assert (home.payload / "train.py").read_bytes() == FILES["train.py"]  # and the next sound one puts all right

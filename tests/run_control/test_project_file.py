@@ -48,6 +48,7 @@ def test_a_good_file_becomes_specs(tmp_path: Path) -> None:
     assert (view.name, view.payload_include, view.requirements) == ("watch", ["*.py"], ["seglearn==1.2.5"])
     spec = view.stages["pretrain"]
     assert (spec.needs.cpus, spec.needs.gpu_memory_gb, spec.config) == (2, 1.5, {"epochs": 40})
+    assert view.down_mb_s == 0
     assert view.stages["finetune"].after == ["pretrain"]
 
 
@@ -78,6 +79,7 @@ MISTAKES = {
     "no project name": ('name = "watch"', "", ":1: project.name: missing"),
     "a bad project name": ('"watch"', '"../watch"', ":2: project.name: 1 to 64 letters"),
     "a payload outside": ('["*.py"]', '["../*"]', ":5: payload.include.0: a glob inside the project folder"),
+    "a limit below none": ('include = ["*.py"]', "down_mb_s = -1", ":5: payload.down_mb_s: "),
     "a pip option": ('"seglearn==1.2.5"', '"--pre torch"', ":8: vm.requirements.0: one requirement"),
     "a date in config": ("epochs = 40", "epochs = 1979-05-27", ":15: stages.pretrain.config: text, finite numbers"),
     "not TOML": ("cpus = 2", "cpus = ", ":12: not TOML"),

@@ -6,9 +6,7 @@ hash, so the archive can only bring exactly those files, or be refused.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import secrets
 import tarfile
 from collections.abc import Iterator
@@ -19,13 +17,14 @@ from bridgehead import files, names, signing
 from bridgehead.errors import BridgeheadError, NotFoundError, PairingError, VerificationError
 from vm_daemons import payload
 from vm_daemons.home import VmHome
+from vm_daemons.payload_shelf import Shelf
+from vm_daemons.payload_tree import Tree
 from vm_daemons.storage.folder_store import FolderStore
 
 MANIFEST_MAX_BYTES = 64 * 2**20
 LOOKED_AT_MAX = 100  # manifests, newest first; each payload that the project ever had left one
 _ARCHIVE_SLACK_BYTES = 64 * 2**10
 _HEADERS_BYTES = 8 * 2**10  # what a file may cost in the archive beside its bytes
-_CHUNK_BYTES = 1 << 20
 
 
 def from_disk(home: VmHome) -> dict[str, Any] | None:
@@ -34,7 +33,7 @@ def from_disk(home: VmHome) -> dict[str, Any] | None:
     if _body(home, document) is None or not isinstance(document, dict):
         return None
 
-    def missing(wanted: list[dict[str, Any]]) -> None:
+    def missing(_: Tree, __: Shelf, wanted: list[dict[str, Any]]) -> int:
         raise NotFoundError(f"{wanted[0]['path']} of the payload is not on this VM any more")
 
     try:
@@ -61,8 +60,8 @@ def from_store(home: VmHome, root: Path) -> dict[str, Any]:
             return payload.install(
                 home,
                 document,
-                lambda wanted, key=key, body=body: _unpack(  # type: ignore[misc]
-                    home, store, f"{key}.tar", wanted, body["files"]
+                lambda _, shelf, wanted, key=key, body=body: _unpack(  # type: ignore[misc]
+                    home, shelf, store, f"{key}.tar", wanted, body["files"]
                 ),
             )
     raise NotFoundError(f"the store {root} holds no payload that this pairing code is for")
@@ -103,8 +102,13 @@ def _parse(data: bytes) -> object:
 
 
 def _unpack(
-    home: VmHome, store: FolderStore, key: str, wanted: list[dict[str, Any]], entries: list[dict[str, Any]]
-) -> None:
+    home: VmHome,
+    shelf: Shelf,
+    store: FolderStore,
+    key: str,
+    wanted: list[dict[str, Any]],
+    entries: list[dict[str, Any]],
+) -> int:
     most_bytes = _ARCHIVE_SLACK_BYTES + sum(int(entry["size"]) + _HEADERS_BYTES for entry in entries)
     if sum(stored.size for stored in store.find(key)) > most_bytes:
         raise VerificationError(f"{key} is bigger than the files that it should hold")
@@ -112,14 +116,15 @@ def _unpack(
     try:
         store.get(key, temp)
         with tarfile.open(temp, "r:") as archive:
-            _take_out(home, archive, {entry["path"]: entry for entry in entries}, {entry["path"] for entry in wanted})
+            _take_out(shelf, archive, {entry["path"]: entry for entry in entries}, {entry["path"] for entry in wanted})
+            return sum(int(entry["size"]) for entry in wanted)
     except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise VerificationError(f"{key} is no archive of ours ({type(error).__name__})") from None
     finally:
         temp.unlink(missing_ok=True)
 
 
-def _take_out(home: VmHome, archive: tarfile.TarFile, entries: dict[str, dict[str, Any]], wanted: set[str]) -> None:
+def _take_out(shelf: Shelf, archive: tarfile.TarFile, entries: dict[str, dict[str, Any]], wanted: set[str]) -> None:
     missing, seen = set(wanted), set()
     for member in archive:
         entry = entries.get(member.name)
@@ -130,26 +135,12 @@ def _take_out(home: VmHome, archive: tarfile.TarFile, entries: dict[str, dict[st
         seen.add(member.name)
         source = archive.extractfile(member) if member.name in wanted else None
         if source is not None:
-            with payload.in_place(home, entry) as path:
-                _write(home, path, source, entry)
+            _write(shelf, source, entry)
             missing.discard(member.name)
     if missing:
         raise VerificationError(f"the payload's archive lacks {min(missing)!r}")
 
 
-def _write(home: VmHome, path: Path, source: IO[bytes], entry: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temp = home.state / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
-    digest = hashlib.sha256()
-    try:
-        with temp.open("wb") as writer:
-            while piece := source.read(_CHUNK_BYTES):
-                digest.update(piece)
-                writer.write(piece)
-            writer.flush()
-            os.fsync(writer.fileno())
-        if digest.hexdigest() != entry["sha256"]:
-            raise VerificationError(f"{entry['path']} in the payload's archive has another hash than its list names")
-        os.replace(temp, path)
-    finally:
-        temp.unlink(missing_ok=True)
+def _write(shelf: Shelf, source: IO[bytes], entry: dict[str, Any]) -> None:
+    if not shelf.add_from(str(entry["sha256"]), source):
+        raise VerificationError(f"{entry['path']} in the payload's archive has another hash than its list names")
