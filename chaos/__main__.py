@@ -52,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only-round", type=int, metavar="K", help="play this round of the seed's campaign alone")
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="rounds at a time")
     parser.add_argument("--kinds", nargs="*", help="only these kinds of faults")
+    parser.add_argument("--tunnel", choices=("none", "ssh"), default="none", help="ssh: through a real sshd")
     parser.add_argument("--second", type=float, default=0.6, help="how often a second fault strikes, 0 to 1")
     parser.add_argument("--mutant", help="break one part of the copy on purpose: the campaign has to fail")
     parser.add_argument("--mutants", action="store_true", help="break each part in turn; 0 when each was noticed")

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
         _list()
         return 0
     folder: Path = args.in_snapshot
-    kinds = plans.Kinds(_kinds(args.kinds), RESUMING, ON_DRIVE)
+    kinds = plans.Kinds(_kinds(args.kinds, args.tunnel), RESUMING, ON_DRIVE)
     numbers = [args.only_round] if args.only_round is not None else list(range(args.rounds))
     todo = [plans.plan(args.seed, number, kinds, second=args.second) for number in numbers]
     if args.mutant:
@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(sig, lambda *_: stop.set())  # rounds under way clean up behind themselves
     outcomes: list[Outcome] = []
-    play = functools.partial(game.play, code=folder / "code", pool=pool, reference=told, where=where, stop=stop)
+    code, tunnel = folder / "code", args.tunnel
+    play = functools.partial(game.play, code=code, pool=pool, reference=told, where=where, stop=stop, tunnel=tunnel)
     for outcome in _play(todo, play, stop, max(1, args.jobs)):
         outcomes.append(outcome)
         print(json.dumps(outcome.to_json()), flush=True)
@@ -86,11 +87,15 @@ def _play(
             yield from (future.result() for future in done if not stop.is_set())
 
 
-def _kinds(asked: list[str] | None) -> list[str]:
+def _kinds(asked: list[str] | None, tunnel: str) -> list[str]:
     """The kinds that can be had here, in a fixed order; what can't be had is said on stderr."""
     kinds = []
     for kind, fault in FAULTS.items():
         why = fault.missing()
+        if fault.tunnel not in ("", tunnel):
+            if asked is None:
+                continue
+            why = f"needs --tunnel {fault.tunnel}"
         if asked is not None and kind not in asked:
             continue
         if why:

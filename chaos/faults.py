@@ -6,76 +6,22 @@ the product's own business, or the attendant's where it takes a user.
 
 from __future__ import annotations
 
-import random
 import signal
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from bridgehead import names, processes
-from chaos import mounts, store_check
+from chaos import mounts, relay_faults, store_check
+from chaos.fault import Fault, Missed, kill
 from chaos.proxy import Mode
 from chaos.store_check import FolderRun
 from chaos.stores import DriveStore
-from chaos.watch import Watch, daemon_process, runner_process, stage_process
-from chaos.world import Pid, World
-from compute_backends.local_notebook import LocalVm
+from chaos.watch import daemon_process, runner_process, stage_process
+from chaos.world import Pid
 
 _BLOCK_BYTES = 512
-
-
-class Missed(Exception):
-    """There is nothing to strike at just now."""
-
-
-@dataclass
-class Fault(ABC):
-    """One blow. `hold_s` is how long it lasts before `heal`."""
-
-    world: World
-    watch: Watch
-    random: random.Random
-    hold_s: float = 0.0
-    kind: ClassVar[str] = ""
-    hold_range_s: ClassVar[tuple[float, float]] = (0.0, 0.0)
-
-    def __post_init__(self) -> None:
-        self.hold_s = self.random.uniform(*self.hold_range_s)
-
-    @classmethod
-    def missing(cls) -> str:
-        """Why this kind can't be had on this machine; empty when it can."""
-        return ""
-
-    @abstractmethod
-    def strike(self) -> None:
-        """Raises Missed."""
-
-    def heal(self) -> None:  # noqa: B027 - most blows leave nothing to undo
-        """Undo what a user or a provider would undo."""
-
-    def _run_dir(self) -> Path:
-        run = self.watch.current()
-        if run is None:
-            raise Missed("no run on a VM yet")
-        return run.folder
-
-    def _vm(self) -> LocalVm:
-        """The VM that has the run, else any live one."""
-        run = self.watch.current()
-        living = [vm for vm in self.world.living() if vm.name not in self.world.frozen]
-        for vm in living:
-            if run is not None and vm.name == run.vm:
-                return vm
-        if not living:
-            raise Missed("no live VM")
-        return living[-1]
-
-
-def _kill(process: Pid | None, what: str) -> None:
-    if process is None or not process.send(signal.SIGKILL):
-        raise Missed(f"no {what} lives")
 
 
 class KillStage(Fault):
@@ -84,7 +30,7 @@ class KillStage(Fault):
     kind = "kill-stage"
 
     def strike(self) -> None:
-        _kill(stage_process(self._run_dir()), "stage")
+        kill(stage_process(self._run_dir()), "stage")
 
 
 class KillRunner(Fault):
@@ -93,7 +39,7 @@ class KillRunner(Fault):
     kind = "kill-runner"
 
     def strike(self) -> None:
-        _kill(runner_process(self._run_dir()), "runner")
+        kill(runner_process(self._run_dir()), "runner")
 
 
 class KillStageAndRunner(Fault):
@@ -103,8 +49,8 @@ class KillStageAndRunner(Fault):
 
     def strike(self) -> None:
         folder = self._run_dir()
-        _kill(runner_process(folder), "runner")
-        _kill(stage_process(folder), "stage")
+        kill(runner_process(folder), "runner")
+        kill(stage_process(folder), "stage")
 
 
 class KillDaemon(Fault):
@@ -113,7 +59,7 @@ class KillDaemon(Fault):
     daemon: ClassVar[str] = ""
 
     def strike(self) -> None:
-        _kill(daemon_process(self.world, self._vm().name, self.daemon), self.daemon)
+        kill(daemon_process(self.world, self._vm().name, self.daemon), self.daemon)
 
 
 class KillKernel(Fault):
@@ -125,7 +71,7 @@ class KillKernel(Fault):
         vm = self._vm()
         for process in self.world.pids_of(vm.name):
             if "ipykernel_launcher" in processes.command_line(process.pid):
-                _kill(process, "kernel")
+                kill(process, "kernel")
                 return
         raise Missed("no kernel lives")
 
@@ -136,7 +82,7 @@ class KillBridge(Fault):
     kind = "kill-bridge"
 
     def strike(self) -> None:
-        _kill(self.world.bridge_pid(), "bridge")
+        kill(self.world.bridge_pid(), "bridge")
 
 
 class LaptopOff(Fault):
@@ -148,7 +94,7 @@ class LaptopOff(Fault):
     def strike(self) -> None:
         vm = self._vm()
         self.world.laptop_is_off = True
-        _kill(self.world.bridge_pid(), "bridge")
+        kill(self.world.bridge_pid(), "bridge")
         self.world.kill_vm(vm.name)
 
     def heal(self) -> None:
@@ -409,8 +355,8 @@ class _Damage(Fault):
         if self.in_store:
             self.world.kill_vm(vm.name)
         else:
-            _kill(runner_process(folder), "runner")
-            _kill(stage_process(folder), "stage")
+            kill(runner_process(folder), "runner")
+            kill(stage_process(folder), "stage")
 
     def _damage_store(self, folder: Path) -> None:
         stored = self.world.stored_run(folder.name)
@@ -496,7 +442,7 @@ def _daemon_kinds() -> list[type[Fault]]:
 _ALL: list[type[Fault]] = [
     KillStage, KillRunner, KillStageAndRunner, *_daemon_kinds(), KillKernel, KillBridge, KillVm, LaptopOff,
     StopStage, StopDaemons, StopBridge, FreezeVm, TwoVms,
-    CutTunnel, SlowTunnel, FlappingTunnel,
+    CutTunnel, SlowTunnel, FlappingTunnel, *relay_faults.ALL,
     FullVmDisk, FullLaptopDisk, FullStore, DeadMount,
     ReorderingMount, DroppingMount, ZeroingMount, DuplicatingMount, StaleMount, SlowMount, HangingMount, FailingMount,
     NoUploads,

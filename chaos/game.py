@@ -17,7 +17,8 @@ from typing import Any
 from bridgehead import names
 from chaos import judge, workload, world
 from chaos.attendant import Attendant
-from chaos.faults import FAULTS, Fault, Missed
+from chaos.fault import Fault, Missed
+from chaos.faults import FAULTS
 from chaos.plan import Plan, Strike, When
 from chaos.proxy import Mode
 from chaos.reference import Reference
@@ -93,10 +94,20 @@ class Outcome:
         return {**told, **({"folder": self.folder} if self.folder else {})}
 
 
-def play(plan: Plan, *, code: Path, pool: Path, reference: Reference, where: Path, stop: threading.Event) -> Outcome:
+def play(
+    plan: Plan,
+    *,
+    code: Path,
+    pool: Path,
+    reference: Reference,
+    where: Path,
+    stop: threading.Event,
+    tunnel: str = "none",
+) -> Outcome:
     """Whatever happens is the round's verdict, and nothing is left running. `stop` ends it early."""
     folder = Path(tempfile.mkdtemp(prefix=f"round-{plan.number}-", dir=where))
-    place = World(folder, folder.name, code, pool, plan.seed + plan.number if plan.on_drive else None)
+    drive_seed = plan.seed + plan.number if plan.on_drive else None
+    place = World(folder, folder.name, code, pool, tunnel, drive_seed)
     game = _Round(plan, place, reference, stop)
     began = time.monotonic()
     try:

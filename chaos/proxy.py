@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import threading
 from collections.abc import Callable, Coroutine
@@ -15,6 +16,7 @@ from typing import Any
 
 _CHUNK_BYTES = 1 << 16
 _ACK = b"/ack HTTP/1.1"
+AWAY = "127.0.0.2"  # the machine itself, under another name than that of the ports behind the proxy
 _HOLD_S = 3.0  # how long a held request waits for the fault at most
 
 
@@ -32,6 +34,7 @@ class Proxy:
         self._target = target_port
         self._mode = Mode.OPEN
         self._writers: set[asyncio.StreamWriter] = set()
+        self._more: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -47,6 +50,10 @@ class Proxy:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
 
+    def stand_before(self, port: int) -> None:
+        """Lead AWAY:port to 127.0.0.1:port as well, for good. From any thread; takes effect soon."""
+        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._listen(port)))
+
     def set_mode(self, mode: Mode) -> None:
         """Takes effect at once, for what is under way too."""
         self._mode = mode
@@ -57,12 +64,14 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        serve = functools.partial(self._serve, self._target)
+        server = self._loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
         self.port = server.sockets[0].getsockname()[1]
         flapping = self._loop.create_task(self._flap())
         self._ready.set()
         self._loop.run_forever()
-        server.close()
+        for open_one in (server, *self._more):
+            open_one.close()
         flapping.cancel()
         self._break_all()
         left = asyncio.all_tasks(self._loop)
@@ -81,12 +90,16 @@ class Proxy:
             if self._mode is Mode.FLAP:
                 self._break_all()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _listen(self, port: int) -> None:
+        with contextlib.suppress(OSError):  # it stands there already
+            self._more.append(await asyncio.start_server(functools.partial(self._serve, port), AWAY, port))
+
+    async def _serve(self, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._mode is Mode.CUT:
             writer.transport.abort()
             return
         try:
-            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            there_reader, there_writer = await asyncio.open_connection("127.0.0.1", target)
         except OSError:
             writer.transport.abort()
             return

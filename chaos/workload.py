@@ -120,8 +120,8 @@ class Shell:
     text: str
 
 
-def write_project(root: Path) -> None:
-    """The project file and the scripts of one round."""
+def write_project(root: Path, tunnel: str = "") -> None:
+    """The project file, with `tunnel` as its table of that name, and the scripts of one round."""
     text = _TOML.format(
         project=PROJECT,
         lost_after_s=LOST_AFTER_S,
@@ -132,7 +132,7 @@ def write_project(root: Path) -> None:
         pretrain_config=_inline(PRETRAIN_CONFIG),
         dice_config=_inline(DICE_CONFIG),
     )
-    (root / names.PROJECT_FILE).write_text(text)
+    (root / names.PROJECT_FILE).write_text(text + tunnel)
     (root / "lines.py").write_text(_LINES_PY)
     (root / "dice.py").write_text(_DICE_PY)
 

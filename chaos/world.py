@@ -3,6 +3,7 @@
 <round>/laptop/        the project folder (a small disk of its own where we may mount one)
 <round>/vm-disk/       the disk of the VMs
 <round>/cloud/         what the store really holds
+<round>/relay/         the sshd between laptop and VMs, with --tunnel ssh
 <round>/mount/         the store as the VM sees it: mounted from the cloud
 <round>/truth/         what was executed, and what VMs that died had written
 """
@@ -15,7 +16,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,12 +26,14 @@ from typing import Any
 from bridgehead import files, names, pairing, processes
 from chaos import mounts, stores, workload
 from chaos.log_check import Life
-from chaos.proxy import Proxy
+from chaos.proxy import AWAY, Proxy
+from chaos.relay import Relay, free_port
 from chaos.store_check import StoredRun
 from compute_backends.local_notebook import CONTENT, VM_HOME, LocalNotebook, LocalVm
 from run_control import notebook, views
 from run_control.project import Project
 
+SSH = "ssh"
 TAG = "CHAOS_ROUND"  # in the environment of every process of a round
 _COMMAND_S = 120.0
 _START_VM = """\
@@ -84,6 +86,7 @@ class World:
     tag: str
     code: Path  # the copy of the packages that is under attack
     pool: Path  # a made clips pool, shared by all VMs
+    tunnel: str = "none"  # or ssh: through a relay of the campaign's, with the proxy before its ports
     drive_seed: int | None = None  # the store is the double of a mounted Drive, with this seed; None: a plain folder
     clock: dict[str, Path] = field(default_factory=dict)  # laptop, vm -> the file that says how wrong its clock is
     lives: dict[str, list[VmLife]] = field(default_factory=dict)  # by run
@@ -97,8 +100,9 @@ class World:
         self.project = Project(self.folder / "laptop")
         self.truth = self.folder / "truth"
         self.cloud = self.folder / "cloud"
-        self.bridge_port = _free_port()
+        self.bridge_port = free_port()
         self.proxy = Proxy(self.bridge_port)
+        self.relay = Relay(self.folder / "relay", self.proxy.stand_before) if self.tunnel == SSH else None
         self._disks: list[mounts.Disk] = []
 
     # --- up and down ------------------------------------------------------------------------------
@@ -108,7 +112,10 @@ class World:
         for folder in (self.project.root, self.truth, self.cloud):
             folder.mkdir(parents=True)
         self.laptop_disk = self._disk(self.project.root, _LAPTOP_DISK_MB)
-        workload.write_project(self.project.root)
+        self.proxy.start()
+        if self.relay is not None:
+            self.relay.start()
+        workload.write_project(self.project.root, self._tunnel_table())
         (self.project.root / names.QUEUE_FILE).touch()
         self.project.make_private()
         self.project.vms.mkdir()
@@ -124,12 +131,16 @@ class World:
         for name in ("laptop", "vm"):
             self.clock[name] = self.folder / f"clock-{name}"
             mounts.set_clock(self.clock[name], 0.0)
-        self.proxy.start()
 
     def up(self) -> None:
-        """`bridgehead up`, and a notebook whose pairing code leads through our tunnel. Raises CommandRefused."""
-        self.command("up", "--tunnel", "none", "--port", str(self.bridge_port))
-        self._write_notebook()
+        """`bridgehead up`, and a notebook whose pairing code leads through our proxy. Raises CommandRefused."""
+        self.command("up", "--tunnel", self.tunnel, "--port", str(self.bridge_port))
+        if self.tunnel != SSH:
+            self._write_notebook()
+
+    def move_bridge(self) -> None:
+        """Whoever starts the bridge next does so at another port."""
+        self.bridge_port = free_port()
 
     def down(self) -> None:
         with contextlib.suppress(CommandRefused, subprocess.TimeoutExpired):
@@ -145,6 +156,8 @@ class World:
         for pid in left:
             processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
         self.proxy.stop()
+        if self.relay is not None:
+            self.relay.stop()
         if keep:
             self._keep_evidence()
         if hasattr(self, "store"):
@@ -299,6 +312,13 @@ class World:
         _copy(self.project.root, self.folder / "evidence" / "laptop")
         _copy(self.cloud, self.folder / "evidence" / "cloud")
 
+    def _tunnel_table(self) -> str:
+        if self.relay is None:
+            return ""
+        options = json.dumps(self.relay.options())
+        url = f"http://{AWAY}:{{port}}"
+        return f'\n[tunnel]\nkind = "{SSH}"\nhost = "127.0.0.1"\noptions = {options}\nurl = "{url}"\n'
+
     def _write_notebook(self) -> None:
         """The bridge has just written the notebook with its own address; a person would paste the tunnel's code."""
         told = pairing.decode(_CODE.findall(self.project.notebook.read_text())[0])
@@ -336,9 +356,3 @@ def _bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
-
-
-def _free_port() -> int:
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

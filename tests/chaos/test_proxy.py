@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from chaos.proxy import Mode, Proxy
+from chaos.proxy import AWAY, Mode, Proxy
+from support import wait_until
 
 
 @contextlib.contextmanager
@@ -88,3 +89,18 @@ def test_an_answer_to_the_queue_waits_for_the_fault(proxy: Proxy, side: str) -> 
     go_on.set()
     asking.join(5)
     assert got and proxy.acks == 1
+
+
+def test_it_stands_before_more_ports_under_another_name_and_cuts_them_too(proxy: Proxy) -> None:
+    def ask() -> bytes:
+        with contextlib.suppress(OSError), socket.create_connection((AWAY, port), timeout=5) as peer:
+            peer.sendall(b"hello")
+            return peer.recv(65536)
+        return b""
+
+    with _echo() as port:
+        proxy.stand_before(port)
+        proxy.stand_before(port)
+        wait_until(lambda: ask() == b"hello", 20)
+        proxy.set_mode(Mode.CUT)
+        assert ask() == b""
