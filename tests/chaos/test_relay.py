@@ -1,4 +1,4 @@
-"""The campaign's relay: a real sshd whose ports the campaign hears of, and the faults that give the bridge another one."""
+"""The campaign's relay: a real sshd whose ports it hears of, and the faults that give the bridge another address."""
 
 from __future__ import annotations
 
