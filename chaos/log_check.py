@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 _SAID = b"--- "
 _HEADER = _SAID + b"attempt "
+_ALIKE_BYTES = 64  # lines of two lives may begin alike for so long: `{"v": 1, "at": 1796042` and the attempt
 _RECORD = re.compile(rb"\[([0-9a-f]{8}):(\d{6})\] (\d{6})\n")
 
 
@@ -104,5 +105,5 @@ def _cuts(rest: bytes, common: int) -> list[int]:
     cuts = {common, 0}
     # A header that begins both lives makes the common part too long: it may have been cut at any byte before that.
     cuts |= {match.start() for match in re.finditer(re.escape(_HEADER), rest[:common])}
-    cuts |= {common - back for back in range(1, min(common, len(_HEADER) + 8) + 1)}
+    cuts |= {common - back for back in range(1, min(common, _ALIKE_BYTES) + 1)}
     return sorted(cuts, reverse=True)

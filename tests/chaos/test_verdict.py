@@ -54,6 +54,17 @@ def test_a_new_vm_may_begin_its_file_with_what_the_store_had_of_the_former_one()
     assert log_check.explain(FIRST + FIRST[:inherited] + SECOND, lives) > 0  # twice
 
 
+def test_a_cut_before_a_line_that_begins_as_the_next_life_does_is_accepted() -> None:
+    def line(at: str, attempt: int) -> bytes:
+        return f'{{"v": 1, "at": {at}, "attempt": {attempt}, "event": "progress"}}\n'.encode()
+
+    first, second = line("1796042610.856", 1) + line("1796042611.173", 1), line("1796042632.073", 2)
+    lives = [Life("a", first), Life("b", second)]
+    cut = len(line("1796042610.856", 1))
+    assert log_check.explain(first[:cut] + second, lives) == 0
+    assert log_check.explain(first[: cut - 1] + second[1:], lives) > 0
+
+
 RESTORED = b"--- checkpoint 192 restored from the store and checked, 0.1 MiB\n"
 
 
