@@ -251,6 +251,7 @@ class Api:
             "revoked": [{"run_id": run_id, "attempt": attempt} for run_id, attempt in revoked],
             "heartbeat_s": HEARTBEAT_S,
             "allow_sh": self._parts.permits.project_allows_sh,
+            "uploads": await asyncio.to_thread(self._parts.uploads.rules.hints),
         }
         rotate = self._parts.permits.next_key(caller)
         if rotate is not None:

@@ -31,6 +31,7 @@ from aiohttp import web
 from bridge import bodies
 from bridge.answers import answer_json
 from bridge.auth import Caller
+from bridge.disk_writes import write_all
 from bridge.known_content import KnownContent, Piece
 from bridge.targets import check_case, prepare_target
 from bridgehead import files, names, paths
@@ -110,19 +111,19 @@ def _with_bytes(entries: Iterable[Entry], data: memoryview) -> Iterator[tuple[En
         at += entry.size
 
 
-def _place_known(root: Path, run_id: str, key_id: str, known: KnownContent, entries: list[Entry]) -> list[bool]:
-    """Have each in its place whose bytes are on this laptop under this key; False for those that are to be sent."""
-    there = [known.is_at(key_id, f"{run_id}/{entry.path}", entry.size, entry.sha256) for entry in entries]
+def _place_known(root: Path, run_id: str, family: str, known: KnownContent, entries: list[Entry]) -> list[bool]:
+    """Have each in its place whose bytes are on this laptop under this pairing; False for those that are to be sent."""
+    there = [known.is_at(family, f"{run_id}/{entry.path}", entry.size, entry.sha256) for entry in entries]
     copies: list[tuple[Entry, memoryview]] = []
     for entry, is_there in zip(entries, there, strict=True):
-        data = None if is_there else known.find(key_id, entry.size, entry.sha256)
+        data = None if is_there else known.find(family, entry.size, entry.sha256)
         if data is not None:
             copies.append((entry, memoryview(data)))
     placed: set[str] = set()
     if copies:
         errors = _place(root, run_id, copies)
         placed = {entry.path for (entry, _), error in zip(copies, errors, strict=True) if error is None}
-        known.note(key_id, [_piece(run_id, entry) for entry, _ in copies if entry.path in placed])
+        known.note(family, [_piece(run_id, entry) for entry, _ in copies if entry.path in placed])
     return [is_there or entry.path in placed for entry, is_there in zip(entries, there, strict=True)]
 
 
@@ -162,8 +163,7 @@ def _write(folders: _Folders, entry: Entry, data: memoryview) -> tuple[_Folder, 
     temp = f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
     fd = folder.create(temp)
     try:
-        while data:
-            data = data[os.write(fd, data) :]
+        write_all(fd, data)
     except BaseException:
         with contextlib.suppress(OSError):
             folder.remove(temp)

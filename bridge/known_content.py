@@ -22,7 +22,7 @@ CONTENT_FILE: Final = "content.sqlite3"
 _TRIES: Final = 3  # places of one piece that are looked at
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS pieces(
-    path TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, digest BLOB NOT NULL, key_id TEXT NOT NULL,
+    path TEXT NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, digest BLOB NOT NULL, family TEXT NOT NULL,
     PRIMARY KEY(path, start)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_digest ON pieces(digest);
@@ -49,29 +49,29 @@ class KnownContent:
     def close(self) -> None:
         self._db.close()
 
-    def note(self, key_id: str, pieces: Iterable[Piece]) -> None:
+    def note(self, family: str, pieces: Iterable[Piece]) -> None:
         """These have arrived, verified; what their files held before is forgotten."""
         found = list(pieces)
         self._db.write_many("DELETE FROM pieces WHERE path=?", {(piece.path,) for piece in found})
         self._db.write_many(
-            "INSERT OR REPLACE INTO pieces(path, start, size, digest, key_id) VALUES(?,?,?,?,?)",
-            ((piece.path, piece.start, piece.size, piece.digest, key_id) for piece in found),
+            "INSERT OR REPLACE INTO pieces(path, start, size, digest, family) VALUES(?,?,?,?,?)",
+            ((piece.path, piece.start, piece.size, piece.digest, family) for piece in found),
         )
 
-    def find(self, key_id: str, size: int, digest: bytes) -> bytes | None:
-        """The bytes themselves, read and hashed just now; None when no file of this key's holds them any more."""
-        query = "SELECT path, start FROM pieces WHERE digest=? AND size=? AND key_id=? LIMIT ?"
-        for path, start in self._db.rows(query, (digest, size, key_id, _TRIES)):
+    def find(self, family: str, size: int, digest: bytes) -> bytes | None:
+        """The bytes themselves, read and hashed just now; None when no file of this pairing holds them any more."""
+        query = "SELECT path, start FROM pieces WHERE digest=? AND size=? AND family=? LIMIT ?"
+        for path, start in self._db.rows(query, (digest, size, family, _TRIES)):
             data = self._read(path, start, size)
             if data is not None and hashlib.sha256(data).digest() == digest:
                 return data
             self._db.write(("DELETE FROM pieces WHERE path=? AND start=?", (path, start)))
         return None
 
-    def is_at(self, key_id: str, path: str, size: int, digest: bytes) -> bool:
+    def is_at(self, family: str, path: str, size: int, digest: bytes) -> bool:
         """Whether the file at `path` arrived with this content, and has it still."""
-        query = "SELECT 1 FROM pieces WHERE path=? AND start=0 AND size=? AND digest=? AND key_id=?"
-        if not self._db.rows(query, (path, size, digest, key_id)):
+        query = "SELECT 1 FROM pieces WHERE path=? AND start=0 AND size=? AND digest=? AND family=?"
+        if not self._db.rows(query, (path, size, digest, family)):
             return False
         data = self._read(path, 0, size + 1)
         return data is not None and hashlib.sha256(data).digest() == digest

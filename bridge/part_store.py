@@ -20,6 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Final
 
+from bridge.disk_writes import WRITE_BACK_BYTES, start_write_back, write_all
 from bridge.known_content import KnownContent, Piece
 from bridge.small_db import SmallDb
 from bridge.targets import check_spelling, prepare_target
@@ -29,7 +30,7 @@ from bridgehead.errors import NotFoundError, UsageError, VerificationError
 PARTS_FILE: Final = "parts.sqlite3"
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS uploads(
-    id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE, generation TEXT NOT NULL, key_id TEXT NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NULL UNIQUE, generation TEXT NOT NULL, family TEXT NOT NULL,
     length INTEGER NOT NULL, part_size INTEGER NOT NULL, digests BLOB NOT NULL, temp TEXT NOT NULL,
     complete INTEGER NOT NULL DEFAULT 0
 );
@@ -37,8 +38,7 @@ CREATE TABLE IF NOT EXISTS parts(
     upload INTEGER NOT NULL, number INTEGER NOT NULL, boot TEXT NOT NULL, PRIMARY KEY(upload, number)
 ) WITHOUT ROWID;
 """
-_COLUMNS: Final = "id, path, generation, key_id, length, part_size, digests, temp, complete"
-_WRITE_BACK_BYTES: Final = 8 * 2**20
+_COLUMNS: Final = "id, path, generation, family, length, part_size, digests, temp, complete"
 _HASH_BYTES: Final = 2**20
 
 
@@ -94,7 +94,7 @@ class PartsMismatch(Exception):
 class _Upload:
     id: int
     path: str
-    key_id: str
+    family: str
     temp: str
     complete: bool
     whole: Whole
@@ -122,12 +122,10 @@ class PartWriter:
                 raise PartsMismatch(self._store.state(self.upload))
             if self._at + len(piece) > self._end:
                 raise UsageError(f"part {self.number} has {self.upload.whole.size_of(self.number)} bytes")
-            before, view = self._at, memoryview(piece)
-            while view:
-                count = os.write(self._fd, view)
-                self._at, view = self._at + count, view[count:]
-            if before // _WRITE_BACK_BYTES < self._at // _WRITE_BACK_BYTES:
-                _start_write_back(self._fd, self._at - _WRITE_BACK_BYTES)
+            write_all(self._fd, piece)
+            before, self._at = self._at, self._at + len(piece)
+            if before // WRITE_BACK_BYTES < self._at // WRITE_BACK_BYTES:
+                start_write_back(self._fd, self._at - WRITE_BACK_BYTES, WRITE_BACK_BYTES)
 
     def commit(self) -> PartsProgress:
         """Its digest is the announced one: let it count. The last one makes the file appear."""
@@ -164,7 +162,7 @@ class PartStore:
     def close(self) -> None:
         self._db.close()
 
-    def open(self, path: str, key_id: str, whole: Whole) -> PartsProgress:
+    def open(self, path: str, family: str, whole: Whole) -> PartsProgress:
         """Begin an upload or find out what is missing of the same one; what the laptop has already is put in place.
 
         Raises UsageError and OSError. Slow when there is much to copy: it reads and hashes what it copies.
@@ -174,10 +172,10 @@ class PartStore:
             check_spelling(self._root, path)
             target = prepare_target(self._root, path)
             upload = self._find(path)
-            if upload is None or upload.key_id != key_id or _vanished(upload, target):
-                upload = self._begin(path, key_id, whole, upload, target)
+            if upload is None or upload.family != family or _vanished(upload, target):
+                upload = self._begin(path, family, whole, upload, target)
             elif upload.whole != whole:
-                upload = self._renamed(upload, whole) or self._begin(path, key_id, whole, upload, target)
+                upload = self._renamed(upload, whole) or self._begin(path, family, whole, upload, target)
             if upload.complete:
                 return self.state(upload)
             self._check_again(upload, target.with_name(upload.temp))
@@ -241,13 +239,13 @@ class PartStore:
 
     # --- under the path's lock --------------------------------------------------------------------
 
-    def _begin(self, path: str, key_id: str, whole: Whole, before: _Upload | None, target: Path) -> _Upload:
+    def _begin(self, path: str, family: str, whole: Whole, before: _Upload | None, target: Path) -> _Upload:
         if before is not None:
             self._discard(before, target)
         temp = f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
-        row = (path, whole.generation, key_id, whole.length, whole.part_size, whole.digests, temp)
-        sql = "INSERT INTO uploads(path, generation, key_id, length, part_size, digests, temp) VALUES(?,?,?,?,?,?,?)"
-        return _Upload(self._db.write((sql, row)), path, key_id, temp, complete=False, whole=whole)
+        row = (path, whole.generation, family, whole.length, whole.part_size, whole.digests, temp)
+        sql = "INSERT INTO uploads(path, generation, family, length, part_size, digests, temp) VALUES(?,?,?,?,?,?,?)"
+        return _Upload(self._db.write((sql, row)), path, family, temp, complete=False, whole=whole)
 
     def _renamed(self, upload: _Upload, whole: Whole) -> _Upload | None:
         """The same content under another generation, by a later attempt say: what is there of it stays."""
@@ -273,19 +271,17 @@ class PartStore:
                 self._db.write((change, (self._boot if good else "", upload.id, number)))
 
     def _fill(self, upload: _Upload, temp: Path) -> None:
-        """Copy what the laptop has already under this key."""
+        """Copy what the laptop has already under this pairing."""
         whole = upload.whole
         for number in self.state(upload).missing:
             if number in self._writers.get(upload.path, {}):
                 continue
-            data = self._known.find(upload.key_id, whole.size_of(number), whole.digest_of(number))
+            data = self._known.find(upload.family, whole.size_of(number), whole.digest_of(number))
             if data is None:
                 continue
             with temp.open("r+b", buffering=0) as handle:
                 handle.seek(number * whole.part_size)
-                view = memoryview(data)
-                while view:
-                    view = view[handle.write(view) :]
+                write_all(handle.fileno(), data)
             self._count(upload, number)
 
     def _commit(self, writer: PartWriter) -> PartsProgress:
@@ -312,7 +308,7 @@ class PartStore:
         files.fsync_folder(target.parent)
         done = ("UPDATE uploads SET complete=1 WHERE id=?", (upload.id,))
         self._db.write(done, ("DELETE FROM parts WHERE upload=?", (upload.id,)))
-        self._known.note(upload.key_id, _pieces(upload))
+        self._known.note(upload.family, _pieces(upload))
         return PartsProgress(upload.whole.length, (), upload.whole.length)
 
     def _count(self, upload: _Upload, number: int) -> None:
@@ -347,9 +343,9 @@ class PartStore:
 
     def _find(self, path: str) -> _Upload | None:
         for row in self._db.rows(f"SELECT {_COLUMNS} FROM uploads WHERE path=?", (path,)):
-            number, _, generation, key_id, length, part_size, digests, temp, complete = row
+            number, _, generation, family, length, part_size, digests, temp, complete = row
             whole = Whole(generation, length, part_size, bytes(digests))
-            return _Upload(number, path, key_id, temp, bool(complete), whole)
+            return _Upload(number, path, family, temp, bool(complete), whole)
         return None
 
     def _lock_of(self, path: str) -> threading.Lock:
@@ -377,10 +373,3 @@ def _vanished(upload: _Upload, target: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         size = target.stat().st_size
     return upload.complete and size != upload.whole.length
-
-
-def _start_write_back(fd: int, start: int) -> None:
-    """Let the disk begin with what was written, so that the fsync of the whole finds little left to do."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # no more than a hint
-            os.posix_fadvise(fd, start, _WRITE_BACK_BYTES, os.POSIX_FADV_DONTNEED)

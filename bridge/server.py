@@ -28,6 +28,7 @@ from bridge.payload import Payload
 from bridge.permits import Permits
 from bridge.project import LoadProject, ProjectView
 from bridge.queue_file import QueueWatcher
+from bridge.upload_rules import UploadRules
 from bridge.upload_store import UPLOADS_FILE, UploadStore
 from bridge.uploads import Uploads
 from bridgehead import names
@@ -153,7 +154,8 @@ class Bridge:
         self.keys = KeyStore(private / names.KEYS_FILE)
         self.ledger = Ledger(private / names.LEDGER_FILE)
         stack.callback(self.ledger.close)
-        store = UploadStore(private / UPLOADS_FILE, arrivals)
+        rules = UploadRules(private, self.settings.load_project)
+        store = UploadStore(private / UPLOADS_FILE, arrivals, rules.log_max_bytes)
         stack.callback(store.close)
         known = KnownContent(private / CONTENT_FILE, arrivals)
         stack.callback(known.close)
@@ -174,7 +176,7 @@ class Bridge:
             permits=self._permits,
             payload=Payload(root, self.settings.load_project),
             boot=boot,
-            uploads=Uploads(arrivals, store, parts, known),
+            uploads=Uploads(arrivals, store, parts, known, rules),
             long_poll_max_s=self.settings.long_poll_max_s,
         )
 

@@ -18,11 +18,13 @@ import secrets
 import sqlite3
 import threading
 import time
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from bridge import log_rotation
+from bridge.disk_writes import WRITE_BACK_BYTES, append, start_write_back, write_all
 from bridge.targets import check_spelling, prepare_target
 from bridgehead import files, paths
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
@@ -40,10 +42,11 @@ CREATE TABLE IF NOT EXISTS uploads(
     temp TEXT NOT NULL DEFAULT '',  -- name of a sized upload's temp file
     complete INTEGER NOT NULL DEFAULT 0,
     verified INTEGER NOT NULL DEFAULT 0,  -- bytes of a sized upload's temp file that are as they were sent
+    rotated INTEGER NOT NULL DEFAULT 0,   -- bytes of this generation that are in log.1 by now, or gone
+    rotating INTEGER NOT NULL DEFAULT 0,  -- inode of the file that is to become log.1; 0: none
     UNIQUE(path, generation)
 );
 """
-_WRITE_BACK_BYTES: Final = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class _Upload:
     temp: str
     complete: int
     verified: int
+    rotated: int
+    rotating: int
 
 
 class Part:
@@ -103,9 +108,9 @@ class Part:
             self._store._still_written(self)
             if self.end > self.upload.length:
                 raise _unfit(self.end, self.upload)
-            _write_all(self.fd, piece)
-            if before // _WRITE_BACK_BYTES < self.end // _WRITE_BACK_BYTES:
-                _start_write_back(self.fd, self.end - _WRITE_BACK_BYTES, _WRITE_BACK_BYTES)
+            write_all(self.fd, piece)
+            if before // WRITE_BACK_BYTES < self.end // WRITE_BACK_BYTES:
+                start_write_back(self.fd, self.end - WRITE_BACK_BYTES, WRITE_BACK_BYTES)
 
     def commit(self) -> Progress:
         """It is verified: let it count. Raises what UploadStore.begin does, OSError (nothing was added), UsageError
@@ -124,15 +129,18 @@ class Part:
 class UploadStore:
     """Thread-safe; calls for one path wait for one another, calls for different paths do not."""
 
-    def __init__(self, database: Path, root: Path) -> None:
+    def __init__(self, database: Path, root: Path, log_max_bytes: Callable[[], int] = lambda: 0) -> None:
+        """`log_max_bytes`: what a log may have before it is rotated; 0: no limit."""
         self._root = root
+        self._log_max_bytes = log_max_bytes
         self._db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
         self._db.executescript(_SCHEMA)
-        if all(row[1] != "verified" for row in self._db.execute("PRAGMA table_info(uploads)")):
-            # of an earlier bridge: what had arrived of an unfinished upload is sent again
-            self._db.execute("ALTER TABLE uploads ADD COLUMN verified INTEGER NOT NULL DEFAULT 0")
+        columns = {row[1] for row in self._db.execute("PRAGMA table_info(uploads)")}
+        for name in ("verified", "rotated", "rotating"):  # in that order, as in the schema
+            if name not in columns:  # of an earlier bridge: what had arrived of an unfinished upload is sent again
+                self._db.execute(f"ALTER TABLE uploads ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
         self._db_lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._writing: dict[str, Part] = {}  # the part of a sized upload that is written now, for each path
@@ -222,12 +230,27 @@ class UploadStore:
         upload, target = self._continued(part.path, part.upload.generation, part.offset)
         if upload.length is None:
             fd = paths.open_inside(self._root, part.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-            _append(fd, part.held, durable=part.last)
+            append(fd, part.held, durable=part.last)
+            if log_rotation.is_due(target, self._log_max_bytes()):
+                self._rotate(upload, target)
         else:
             self._keep(part, upload, target)
         if part.last:
             self._execute("UPDATE uploads SET complete=1 WHERE id=?", (upload.id,))
         return Progress(part.end, complete=part.last)
+
+    def _rotate(self, upload: _Upload, target: Path) -> None:
+        """Written down first, so that a kill in between changes nothing: the offset is the same before and after."""
+        found = target.stat()
+        rotated = upload.rotated + found.st_size - upload.base
+        sql = "UPDATE uploads SET rotated=?, base=0, rotating=? WHERE id=?"
+        self._execute(sql, (rotated, found.st_ino, upload.id))
+        self._end_rotation(replace(upload, rotated=rotated, base=0, rotating=found.st_ino), target)
+
+    def _end_rotation(self, upload: _Upload, target: Path) -> _Upload:
+        base = log_rotation.turn(target, upload.rotating, self._log_max_bytes())
+        self._execute("UPDATE uploads SET base=?, rotating=0 WHERE id=?", (base, upload.id))
+        return replace(upload, base=base, rotating=0)
 
     def _keep(self, part: Part, upload: _Upload, target: Path) -> None:
         """A verified part of a sized upload: it counts from now on, and the last one makes the file appear."""
@@ -269,11 +292,13 @@ class UploadStore:
             if size < upload.verified:  # a power cut, or somebody's doing: what comes there again is not verified yet
                 self._execute("UPDATE uploads SET verified=? WHERE id=?", (size, upload.id))
             return Progress(min(size, upload.verified), complete=False)
+        if upload.rotating:
+            upload = self._end_rotation(upload, target)
         size = _size(target)
-        if size < upload.base:  # somebody removed or cut the file: this generation begins at its end now
+        if size < upload.base:  # somebody removed or cut the file: what is sent from now on begins at its end
             self._execute("UPDATE uploads SET base=? WHERE id=?", (size, upload.id))
-            return Progress(0, bool(upload.complete))
-        return Progress(size - upload.base, bool(upload.complete))
+            return Progress(upload.rotated, bool(upload.complete))
+        return Progress(upload.rotated + size - upload.base, bool(upload.complete))
 
     def _checked(self, path: str, generation: str) -> _Upload:
         newest = self._newest(path)
@@ -321,35 +346,6 @@ def _open_temp(temp: Path, size: int) -> int:
         os.close(fd)
         raise
     return fd
-
-
-def _append(fd: int, part: Sequence[bytes], *, durable: bool) -> None:
-    """Write and close; after an error (disk full) the file is as long as before."""
-    try:
-        size = os.fstat(fd).st_size
-        try:
-            for piece in part:
-                _write_all(fd, piece)
-            if durable:
-                os.fsync(fd)
-        except OSError:
-            os.ftruncate(fd, size)
-            raise
-    finally:
-        os.close(fd)
-
-
-def _write_all(fd: int, piece: bytes | memoryview) -> None:
-    view = memoryview(piece)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def _start_write_back(fd: int, start: int, count: int) -> None:
-    """Let the disk begin with what was written, so that the fsync of the whole finds little left to do."""
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):  # no more than a hint
-            os.posix_fadvise(fd, start, count, os.POSIX_FADV_DONTNEED)
 
 
 def _publish(temp: Path, target: Path, upload: _Upload) -> None:

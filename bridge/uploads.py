@@ -27,6 +27,7 @@ from bridge.auth import Caller
 from bridge.known_content import KnownContent
 from bridge.part_store import PartsMismatch, PartsProgress, PartStore, Whole
 from bridge.targets import check_spelling, prepare_target
+from bridge.upload_rules import UploadRules
 from bridge.upload_store import OffsetMismatch, Progress, UploadStore
 from bridgehead import files, names, part_lists, signing
 from bridgehead.errors import TransferError, UsageError
@@ -45,6 +46,7 @@ class Uploads:
     store: UploadStore
     parts: PartStore
     known: KnownContent
+    rules: UploadRules
 
     async def handle(self, request: web.BaseRequest, caller: Caller, path: str) -> web.Response:
         if request.method == "PUT":

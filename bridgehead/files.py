@@ -56,10 +56,14 @@ def replace(source: Path, target: Path) -> None:
             os.replace(source, target)
             return
         except PermissionError:
-            if os.name != "nt":
+            if not _on_windows():
                 raise
             time.sleep(pause_s)
     os.replace(source, target)
+
+
+def _on_windows() -> bool:
+    return os.name == "nt"
 
 
 def fsync_folder(folder: Path) -> None:

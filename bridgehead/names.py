@@ -23,6 +23,7 @@ SHIPPED_COMMAND_PREFIX: Final = "bridgehead:"  # command = "bridgehead:pretrain"
 # --- files of a run folder (VM), of its mirrors in in/<run>/ and <store>/<project>/runs/<run>/ ------
 RUN_RECORD: Final = "run.json"
 LOG: Final = "log"
+LOG_BEFORE: Final = "log.1"  # on the laptop: what a log held before it passed [project] log_max_mb
 PROGRESS: Final = "progress.jsonl"
 STATUS: Final = "status.json"
 STATUS_LINE: Final = "status.txt"
@@ -96,6 +97,7 @@ DAEMONS: Final = (COMMAND_DAEMON, STATUS_DAEMON, UPLOADER)
 VM_STORE_STATE: Final = "store.json"  # how the store is, as the uploader last saw it
 VM_STORE_SECRETS: Final = "store_secrets.json"  # 0600; what the cell got from notebook secrets for the store
 VM_REMOUNT: Final = "remount.json"  # a request to the cell, the only one that can mount Drive
+VM_UPLOADS: Final = "uploads.json"  # how far the artefacts are on their way to the laptop, for the cell's line
 VM_LIFETIME: Final = "lifetime.json"  # age, cap, and why the VM stays up or is about to be released
 SHIPPED_PACKAGES: Final = ("bridgehead", "vm_daemons", "stages", "export")
 

@@ -103,6 +103,8 @@ class VmRules(Record):
     cap_h: float = 0.0  # how long this kind of VM lives; 0: not known
     save_before_cap_s: float = 1200.0
     release_after_s: float = 0.0  # idle and everything confirmed for so long: the VM gives itself back; 0: never
+    upload_mb_s: float = 0.0  # of artefacts to the laptop, in 10^6 bytes; 0: no limit
+    log_max_mb: int = 1024  # of a run's log, on either machine, in 2^20 bytes
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def status(
     project: ProjectFlag = None,
 ) -> int:
     """VMs and runs: state, progress, and how far the newest checkpoint has climbed."""
-    from run_control import bridge_control, views
+    from run_control import bridge_control, uploads_view, views
     from run_control.alarms import alarms
     from run_control.wait import outcome
 
@@ -82,13 +82,16 @@ def status(
         for view in runs:
             if view.waits_for:
                 note(f"{view.run_id}: {view.waits_for}")
+        for line in uploads_view.lines(found, vms):
+            note(line)
         if live is None:
             note("no bridge is running. next: bridgehead up")
         elif not live.url:
             note(f"{bridge_control.record_lost(found, live)}. next: {bridge_control.RESTART}")
 
     data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
-    return emit({**data, "alarms": trouble}, as_json=json, show=show)
+    more = {"alarms": trouble, "uploads_paused": uploads_view.is_paused(found)}
+    return emit({**data, **more}, as_json=json, show=show)
 
 
 def run(
@@ -182,6 +185,7 @@ def logs(
     """The end of a run's log; -f follows it. Made safe to show; the raw bytes are in in/<run>/log."""
     from run_control import logs as reader
     from run_control import views
+    from run_control.bar_line import BarLine
     from run_control.bridge_watch import BridgeWatch
     from run_control.wait import outcome
 
@@ -203,8 +207,10 @@ def logs(
             watch.check()
             return ledger.find_run(view.run_id).ended
 
-        for line in reader.follow(path, offset, ended):
-            sequence = _stream_line(sequence, line, as_json=json)
+        with BarLine() as bar:
+            for line in reader.follow(path, offset, ended, on_bar=bar.show):
+                bar.clear()
+                sequence = _stream_line(sequence, line, as_json=json)
     view = views.run(found, view.run_id)
     if json:
         event(sequence + 1, {"run": view.to_json()})
@@ -249,7 +255,7 @@ def _submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
 
 
 def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None, *, as_json: bool) -> int:
-    from run_control import bridge_control
+    from run_control import bridge_control, uploads_view
     from run_control import wait as waiting
     from run_control.bridge_watch import BridgeWatch
 
@@ -257,12 +263,15 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
     one = run_ids[0] if len(run_ids) == 1 else ""
     again = " ".join(["bridgehead wait", *run_ids])
     watch = BridgeWatch(project, again)
-    with detaching(one, again):
+    with detaching(one, again), uploads_view.bars(project, run_ids, wanted=not as_json) as look:
+
+        def check() -> None:
+            watch.check()
+            look()
+
         if bridge_control.find(project) is None:
             note("no bridge is running: nothing new arrives until bridgehead up")
-        for sequence, view in enumerate(
-            waiting.watch(project, run_ids, timeout_s=timeout_s, check=watch.check), start=1
-        ):
+        for sequence, view in enumerate(waiting.watch(project, run_ids, timeout_s=timeout_s, check=check), start=1):
             if as_json:
                 event(sequence, {"run": view.to_json()})
             elif view.run_id not in last or _worth_a_line(last[view.run_id], view):

@@ -12,13 +12,15 @@ NameArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="Default: th
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Local notebook VMs; rehearse a VM's death.", rich_markup_mode=None)
+    group = typer.Typer(help="Local notebook VMs; pause what VMs send.", rich_markup_mode=None)
     group.callback()(vm_group)
     group.command("list")(list_vms)
     group.command("start")(start)
     group.command("interrupt")(interrupt)
     group.command("run-cell")(run_cell)
     group.command("kill")(kill)
+    group.command("pause-uploads")(pause_uploads)
+    group.command("resume-uploads")(resume_uploads)
     app.add_typer(group, name="vm")
 
 
@@ -89,6 +91,24 @@ def kill(context: typer.Context, name: NameArgument = "", json: JsonFlag = False
 
 def _state(vm: Any) -> str:
     return "released" if vm.alive and vm.released else "alive" if vm.alive else "dead"
+
+
+def pause_uploads(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """Let artefacts wait on their VMs, local or not; logs and status go on. It lasts until resume-uploads."""
+    from run_control import uploads_view
+
+    uploads_view.pause(project_of(context, project))
+    text = "artefacts wait from each VM's next heartbeat on; logs and status go on. next: bridgehead vm resume-uploads"
+    return emit({"uploads_paused": True}, as_json=json, show=lambda: say(text))
+
+
+def resume_uploads(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
+    """Let artefacts come again."""
+    from run_control import uploads_view
+
+    uploads_view.resume(project_of(context, project))
+    text = "artefacts come again from each VM's next heartbeat on"
+    return emit({"uploads_paused": False}, as_json=json, show=lambda: say(text))
 
 
 def _json(vm: Any) -> dict[str, Any]:

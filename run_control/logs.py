@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from bridgehead import names
+
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _BLOCK_BYTES = 64 * 1024
@@ -22,21 +24,15 @@ _POLL_S = 0.1
 def tail(path: Path, count: int, *, complete_only: bool = False) -> tuple[list[str], int]:
     """The last `count` lines as text safe to show, and the offset in bytes where they end.
 
-    Looks at no more than the last 8 MiB. A file that is not there yet has no lines. `complete_only` leaves an
-    unfinished last line to whoever reads on from the offset.
+    Looks at no more than the last 8 MiB, of `log.1` too when the log has just been rotated. A file that is not there
+    yet has no lines. `complete_only` leaves an unfinished last line to whoever reads on from the offset.
     """
     if not path.exists():
         return [], 0
-    with path.open("rb") as handle:
-        end = handle.seek(0, 2)
-        start, data = end, b""
-        while start > 0 and end - start < TAIL_MAX_BYTES and data.count(b"\n") <= count:
-            size = min(_BLOCK_BYTES, start)
-            start -= size
-            handle.seek(start)
-            data = handle.read(size) + data
-    lines = data.split(b"\n")
-    unfinished = lines.pop()
+    lines, unfinished, end = _last(path, count)
+    if len(lines) < count and (before := path.with_name(names.LOG_BEFORE)).exists():
+        older, cut, _ = _last(before, count - len(lines))
+        lines = [*older, *([cut] if cut else []), *lines]
     if complete_only:
         end -= len(unfinished)
     elif unfinished:
@@ -45,16 +41,38 @@ def tail(path: Path, count: int, *, complete_only: bool = False) -> tuple[list[s
     return [shown(line) for line in kept], end
 
 
-def follow(path: Path, offset: int, ended: Callable[[], bool], *, poll_s: float = _POLL_S) -> Iterator[str]:
+def _last(path: Path, count: int) -> tuple[list[bytes], bytes, int]:
+    """At least the last `count` lines where there are so many, the unfinished one after them, and the file's end."""
+    with path.open("rb") as handle:
+        end = handle.seek(0, 2)
+        start, data = end, b""
+        while start > 0 and end - start < TAIL_MAX_BYTES and data.count(b"\n") <= count:
+            size = min(_BLOCK_BYTES, start)
+            start -= size
+            handle.seek(start)
+            data = handle.read(size) + data
+    *lines, unfinished = data.split(b"\n")
+    return lines, unfinished, end
+
+
+def follow(
+    path: Path,
+    offset: int,
+    ended: Callable[[], bool],
+    *,
+    poll_s: float = _POLL_S,
+    on_bar: Callable[[str], object] = lambda text: None,
+) -> Iterator[str]:
     """New lines from `offset` on, as they come, until `ended()` and nothing more is there.
 
-    An unfinished last line is held back until its newline comes or the run has ended.
+    An unfinished last line is held back until its newline comes or the run has ended; `on_bar` hears what it shows
+    meanwhile, which is how a progress bar moves.
     """
-    rest = b""
+    reader = _Reader(path, offset)
+    rest, told = b"", b""
     while True:
         last_round = ended()  # asked first: what was written before the end is then read below
-        while piece := _read(path, offset):
-            offset += len(piece)
+        while piece := reader.read():
             *lines, rest = (rest + piece).split(b"\n")
             rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :][-TAIL_MAX_BYTES:]  # the bar's last state is enough
             yield from map(shown, lines)
@@ -62,7 +80,44 @@ def follow(path: Path, offset: int, ended: Callable[[], bool], *, poll_s: float 
             if rest:
                 yield shown(rest)
             return
+        if rest != told:
+            on_bar(shown(_whole_characters(rest)))
+            told = rest
         time.sleep(poll_s)
+
+
+class _Reader:
+    """Reads on from an offset; when the log was rotated meanwhile, first the rest of what it was and then the new one.
+
+    The file is not kept open: on Windows it could not be rotated then.
+    """
+
+    def __init__(self, path: Path, offset: int) -> None:
+        self._path = path
+        self._offset = offset
+        self._inode = _inode(path)
+
+    def read(self) -> bytes:
+        """The next bytes; empty when there are none yet."""
+        if self._inode is None:
+            self._inode = _inode(self._path)
+        if _inode(self._path) == self._inode:
+            return self._piece(self._path)
+        before = self._path.with_name(names.LOG_BEFORE)
+        if _inode(before) == self._inode and (piece := self._piece(before)):
+            return piece
+        self._inode, self._offset = _inode(self._path), 0
+        return self._piece(self._path)
+
+    def _piece(self, path: Path) -> bytes:
+        try:
+            with path.open("rb") as handle:
+                handle.seek(self._offset)
+                piece = handle.read(_BLOCK_BYTES)
+        except FileNotFoundError:
+            return b""
+        self._offset += len(piece)
+        return piece
 
 
 def shown(line: bytes) -> str:
@@ -73,10 +128,20 @@ def shown(line: bytes) -> str:
     return text if len(text) <= LINE_MAX else text[:LINE_MAX] + f"… ({len(text) - LINE_MAX} more characters)"
 
 
-def _read(path: Path, offset: int) -> bytes:
+def _whole_characters(data: bytes) -> bytes:
+    """Without the first bytes of a character whose others are still to come."""
+    for length in range(1, min(4, len(data) + 1)):
+        byte = data[-length]
+        if byte >= 0xC0:  # begins a character of two to four bytes
+            wanted = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return data[:-length] if length < wanted else data
+        if byte < 0x80:
+            return data
+    return data
+
+
+def _inode(path: Path) -> int | None:
     try:
-        with path.open("rb") as handle:
-            handle.seek(offset)
-            return handle.read(_BLOCK_BYTES)
+        return path.stat().st_ino
     except FileNotFoundError:
-        return b""
+        return None

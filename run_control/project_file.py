@@ -48,7 +48,7 @@ def load(root: Path) -> ProjectView:
         down_mb_s=parsed.payload.down_mb_s,
         requirements=parsed.vm.requirements,
         store=StoreSpec(**parsed.store.model_dump(exclude={"kind"}), kind=str(parsed.store.kind)),
-        vm=parsed.vm.rules(),
+        vm=parsed.vm.rules(parsed.project),
         tunnel=parsed.tunnel.spec(root),
         allow_sh=parsed.project.allow_sh,
     )
@@ -122,6 +122,12 @@ def _endpoint(value: str) -> str:
     return value.rstrip("/")
 
 
+def _upload_limit(value: float) -> float:
+    if value != 0 and not 0.1 <= value <= 100_000:
+        raise ValueError("MB a second, at least 0.1; 0 is no limit")
+    return value
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -129,6 +135,7 @@ class _Table(BaseModel):
 class _Project(_Table):
     name: Annotated[str, AfterValidator(_project_name)]
     allow_sh: bool = True
+    log_max_mb: Annotated[int, Field(ge=1, le=1_000_000)] = 1024
 
 
 class _Payload(_Table):
@@ -143,9 +150,17 @@ class _Vm(_Table):
     cap_h: Annotated[float, Field(gt=0, le=10_000)] | None = None
     save_before_cap_s: Annotated[float, Field(ge=10, le=36_000)] = 1200.0
     release_after_s: Annotated[float, Field(ge=10, le=864_000)] | None = None
+    upload_mb_s: Annotated[float, AfterValidator(_upload_limit)] = 0.0
 
-    def rules(self) -> VmRules:
-        return VmRules(self.lost_after_s, self.cap_h or 0.0, self.save_before_cap_s, self.release_after_s or 0.0)
+    def rules(self, project: _Project) -> VmRules:
+        return VmRules(
+            lost_after_s=self.lost_after_s,
+            cap_h=self.cap_h or 0.0,
+            save_before_cap_s=self.save_before_cap_s,
+            release_after_s=self.release_after_s or 0.0,
+            upload_mb_s=self.upload_mb_s,
+            log_max_mb=project.log_max_mb,
+        )
 
 
 class _Store(_Table):

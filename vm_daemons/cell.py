@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from bridgehead import names, processes
+from bridgehead import files, names, processes, upload_text
 from bridgehead.records import duration
 from vm_daemons import beats, daemons, lifetime, release
 from vm_daemons.gauges import age_s
@@ -145,8 +145,9 @@ def summary(home: VmHome, verdict: release.Verdict | None = None) -> str:
     seen = lifetime.outlook(home)
     age = duration(seen.age_s) + (f" of {duration(seen.cap_s)}" if seen.cap_s else "")
     head = f"{time.strftime('%H:%M')} {home.record()['vm_id']} · {contact} · up {age} · "
+    uploads = upload_text.line(files.read_json(home.state / names.VM_UPLOADS))
     stays = f" · {release.stays_for(verdict)}" if verdict is not None else ""
-    return head + ("; ".join(_run_lines(home)) or "no run") + stays
+    return head + ("; ".join(_run_lines(home)) or "no run") + (f" · {uploads}" if uploads else "") + stays
 
 
 def _run_lines(home: VmHome) -> list[str]:

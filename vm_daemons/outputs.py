@@ -14,6 +14,7 @@ def find(run_dir: Path) -> tuple[list[str], dict[str, str]]:
     """(paths below the run folder that can be sent, name → why it can't) of artifacts/ and bundle/."""
     found: list[str] = []
     left: dict[str, str] = {}
+    spelled: dict[str, str] = {}  # case-folded path of a file or folder → as it was first met
     for folder in names.ARTIFACT_FOLDERS:
         for path in sorted((run_dir / folder).rglob("*")):
             relative = path.relative_to(run_dir).as_posix()
@@ -23,10 +24,22 @@ def find(run_dir: Path) -> tuple[list[str], dict[str, str]]:
                 left[relative[:200]] = "no plain file"
                 continue
             try:
-                found.append(paths.check_relative(relative))
+                found.append(_check_case(paths.check_relative(relative), spelled))
             except UsageError as error:
                 left[relative[:200]] = error.message
     return found, left
+
+
+def _check_case(relative: str, spelled: dict[str, str]) -> str:
+    """Raises UsageError when a laptop with Windows or macOS would take it, or a folder of it, for another one."""
+    parts = relative.split("/")
+    levels = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    for level in levels:
+        other = spelled.get(level.casefold(), level)
+        if other != level:
+            raise UsageError(f"differs from {other!r} only in upper and lower case")
+    spelled.update((level.casefold(), level) for level in levels)
+    return relative
 
 
 def told(left: dict[str, str]) -> str:

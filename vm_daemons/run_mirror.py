@@ -20,6 +20,7 @@ from vm_daemons.uploads import GrowingUpload
 
 STATUS_EVERY_S = 0.5
 SINGLE_PUT_BYTES = 16 * 2**20
+_RELIEVE_EVERY_S = 2.0
 _LIVENESS_EVERY_S = 3.0  # a process can die without a trace in any file
 _STATUS_SOURCES = (names.RUN_RECORD, names.PROCESS, names.PROGRESS, names.EXIT)
 # exit.json goes last: whoever sees it on the laptop finds the rest there too.
@@ -50,6 +51,7 @@ class RunMirror:
         ]
         self._sent: dict[str, tuple[int, int]] = {}  # name → (mtime_ns, size) that the laptop has
         self._state_sent_at = 0.0
+        self._relieved_at = float("-inf")  # monotonic
         self._looked: object = None
         self._composed_at = float("-inf")  # monotonic
         self._levels_mark: tuple[int, int] | None = None
@@ -95,6 +97,15 @@ class RunMirror:
         files.write_json(self.run_dir / names.STATUS, status.to_json())
         files.write_atomic(self.run_dir / names.STATUS_LINE, (status.line() + "\n").encode())
         self.status = status
+
+    def relieve_log(self, cap_bytes: int) -> None:
+        """Keep a runaway log from filling this VM's disk, whether the laptop answers or not."""
+        if time.monotonic() - self._relieved_at < _RELIEVE_EVERY_S or self.logs_shipped:
+            return
+        self._relieved_at = time.monotonic()
+        for growing, name in zip(self._growing, names.GROWING_FILES, strict=True):
+            if name == names.LOG and (line := growing.relieve(cap_bytes)):
+                files.append_line(self.run_dir / names.LOG, line, durable=False)
 
     def write_mirrored(self, store: str) -> None:
         """All that can leave has left. `store`: complete, none, or dead (it goes on being tried)."""

@@ -54,6 +54,7 @@ class StatusDaemon:
         self._client = client
         self._pace = UploadPace()
         self._artefacts = Artefacts(client, self._pace)
+        self._uploads_noted: dict[str, Any] | None = None
         self._store = Reader(home)
         self._gauges = Gauges(home.root)
         self._runs: dict[str, RunMirror] = {}
@@ -130,6 +131,7 @@ class StatusDaemon:
     def _compose(self, name: str, mirror: RunMirror) -> None:
         if not mirror.abandoned:
             mirror.compose(time.time())
+            mirror.relieve_log(self._home.rules().log_max_mb * 2**20)
         self._settle(name, mirror)
 
     def _discover(self) -> bool:
@@ -235,7 +237,16 @@ class StatusDaemon:
             mirror.not_before = time.monotonic() + REFUSED_PAUSE_S
             return False
 
+    def _note_uploads(self) -> None:
+        """For the cell's line; a sick disk is no reason to fail."""
+        told = self._pace.told()
+        if told != self._uploads_noted:
+            with contextlib.suppress(OSError):
+                files.write_json(self._home.state / names.VM_UPLOADS, told)
+                self._uploads_noted = told
+
     def _heartbeat_step(self) -> float:
+        self._note_uploads()
         beat = self._beat()
         hints = self._client.heartbeat(beat)
         key_rotation.heed(self._home, hints, self._client.signed_with().key_id)

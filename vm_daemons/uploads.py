@@ -16,6 +16,7 @@ from typing import Any
 
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, SupersededError, TransferError
+from vm_daemons import log_cap
 from vm_daemons.client import BridgeClient, OffsetConflict, Upload
 
 _log = logging.getLogger(__name__)
@@ -72,13 +73,9 @@ class GrowingUpload:
         life = self._life
         if life is None:  # removed since
             return False
-        with self._path.open("rb") as handle:
-            if os.fstat(handle.fileno()).st_ino != life.inode:
-                return True  # replaced just now: a new generation next time
-            handle.seek(life.base + self._offset)
-            data = handle.read(self._part_bytes)
+        data = self._read(life)
         if not data:
-            return False
+            return data is None  # a new generation next time
         try:
             self._offset = self._client.append(
                 self._run_id, self._name, self._attempt, life.generation, self._offset, data
@@ -90,6 +87,34 @@ class GrowingUpload:
             raise
         self._remember(replace(life, acked=self._offset))
         return self.pending()
+
+    def relieve(self, cap_bytes: int) -> str:
+        """Keep the file's use of this disk below the cap (log_cap); the line that says what went, or "".
+
+        For any thread: it goes by what was written down, and whoever ships sees the holes by themselves.
+        """
+        life, stat = self._remembered(), self._stat()
+        if stat is None:
+            return ""
+        arrived_to = life.base + life.acked if life is not None and life.inode == stat.st_ino else 0
+        relief = log_cap.relieve(self._path, arrived_to, cap_bytes)
+        return relief.line(cap_bytes) if relief is not None else ""
+
+    def _read(self, life: _Life) -> bytes | None:
+        """What comes next; None when another life has begun: the file was replaced, or what came next was dropped."""
+        at = life.base + self._offset
+        with self._path.open("rb", buffering=0) as handle:
+            if os.fstat(handle.fileno()).st_ino != life.inode:
+                return None
+            handle.seek(at)
+            data = handle.read(self._part_bytes)
+            # Looked for after the read: what is a hole only now was read before it was one.
+            hole_at, data_at = log_cap.first_hole(handle.fileno(), at, at + len(data))
+        if hole_at > at or not data:
+            return data[: hole_at - at]
+        self._remember(replace(life, generation=f"{life.generation}-{time.time_ns():x}", base=data_at, acked=0))
+        self._life = None
+        return None
 
     def _ensure_life(self) -> None:
         """Find or begin the generation that the file is in now, and ask the laptop how much of it it has."""

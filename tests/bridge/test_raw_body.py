@@ -134,7 +134,7 @@ def test_a_disk_that_fills_up_is_told_to_a_sender_that_sends_all_first(
 
     big.patch("1", 0, BLOB)
     with monkeypatch.context() as patched:
-        patched.setattr(upload_store, "_write_all", full)
+        patched.setattr(upload_store, "write_all", full)
         answer = big.patch("1", len(BLOB), BLOB)
     assert (answer.status, answer.code) == (507, "transfer")
     assert (offset(big.head("1")), temp_size(live, big)) == (len(BLOB), len(BLOB))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,52 @@ def test_a_disk_that_stays_full_is_said_at_last() -> None:
 
     with pytest.raises(OSError, match="full"):
         files.with_room(write, on_full=lambda: None, pause=lambda _: None)
+
+
+def scanner_holds(monkeypatch: pytest.MonkeyPatch, tries: int, winerror: int) -> list[int]:
+    """As on Windows, where a virus scanner or an indexer has the target open for so many tries."""
+    real, left = os.replace, [tries]
+
+    def replace(source: Path, target: Path) -> None:
+        if left[0]:
+            left[0] -= 1
+            error = PermissionError(errno.EACCES, "held")
+            error.winerror = winerror  # type: ignore[attr-defined]
+            raise error
+        real(source, target)
+
+    monkeypatch.setattr(files.os, "replace", replace)
+    monkeypatch.setattr(files.time, "sleep", lambda seconds: None)
+    return left
+
+
+@pytest.mark.parametrize("winerror", [5, 32, 33])
+def test_a_target_that_a_scanner_holds_is_replaced_once_it_lets_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, winerror: int
+) -> None:
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "old").write_bytes(b"old")
+    scanner_holds(monkeypatch, 5, winerror)
+    with monkeypatch.context() as windows:
+        windows.setattr(files, "_on_windows", lambda: True)
+        files.replace(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_bytes() == b"new"
+
+
+def test_a_target_that_is_never_let_go_is_an_error_and_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "old").write_bytes(b"old")
+    scanner_holds(monkeypatch, 1000, 32)
+    monkeypatch.setattr(files, "_on_windows", lambda: True)
+    with pytest.raises(PermissionError):
+        files.replace(tmp_path / "new", tmp_path / "old")
+    assert (tmp_path / "old").read_bytes() == b"old"
+
+
+def test_elsewhere_a_forbidden_replace_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = scanner_holds(monkeypatch, 1000, 5)
+    with pytest.raises(PermissionError):
+        files.replace(tmp_path / "new", tmp_path / "old")
+    assert left == [999]

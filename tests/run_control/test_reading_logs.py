@@ -88,3 +88,62 @@ def test_following_a_log_that_is_not_there_yet_waits_for_it(tmp_path: Path) -> N
     timer = threading.Timer(0.05, lambda: ((tmp_path / "log").write_text("here\n"), ended.set()))
     timer.start()
     assert list(lines) == ["here"]
+
+
+def _followed(path: Path, steps: list[object]) -> tuple[list[str], list[str]]:
+    """(lines, what the bar showed) of following `path` while each step is done between two looks at it."""
+    left = list(steps)
+    bars: list[str] = []
+
+    def ended() -> bool:
+        if left:
+            left.pop(0)()  # type: ignore[operator]
+        return not left
+
+    return list(logs.follow(path, 0, ended, poll_s=0.0, on_bar=bars.append)), bars
+
+
+def _added(path: Path, data: bytes) -> object:
+    def add() -> None:
+        with path.open("ab") as handle:
+            handle.write(data)
+
+    return add
+
+
+def test_a_bar_moves_while_its_line_is_not_finished(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    steps = [_added(path, b"\r 1%"), _added(path, b"\r 2"), _added(path, b"%"), _added(path, b"\r 3%\ndone\n"), int]
+    assert _followed(path, steps) == ([" 3%", "done"], [" 1%", " 2", " 2%", ""])
+
+
+def test_a_character_that_arrives_in_two_halves_is_never_shown_broken(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    bar = "\r█▌ 12% ∑".encode()
+    lines, bars = _followed(
+        path, [_added(path, bar[at : at + 1]) for at in range(len(bar))] + [_added(path, b"\n"), int]
+    )
+    assert lines == ["█▌ 12% ∑"]
+    assert not any("�" in shown for shown in bars) and bars[-2] == "█▌ 12% ∑"
+
+
+def test_a_carriage_return_and_a_newline_in_two_pieces_are_one_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    assert _followed(path, [_added(path, b"one\r"), _added(path, b"\ntwo\r\n"), int])[0] == ["one", "two"]
+
+
+def test_following_goes_on_across_a_rotation(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+
+    def rotate() -> None:
+        path.rename(tmp_path / "log.1")
+        path.write_bytes(b"--- rotated\n")
+
+    steps = [_added(path, b"one\n"), _added(path, b"two\n"), rotate, _added(path, b"three\n"), int]
+    assert _followed(path, steps)[0] == ["one", "two", "--- rotated", "three"]
+
+
+def test_the_tail_of_a_log_that_was_just_rotated_reaches_back(tmp_path: Path) -> None:
+    (tmp_path / "log.1").write_bytes(b"one\ntwo\n")
+    (tmp_path / "log").write_bytes(b"--- rotated\nthree\n")
+    assert logs.tail(tmp_path / "log", 3) == (["two", "--- rotated", "three"], 18)

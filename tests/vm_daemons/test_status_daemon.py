@@ -130,6 +130,24 @@ def test_an_ended_run_arrives_whole_and_is_mirrored(rig: Rig) -> None:
     assert (rig.store_folder / "demo/runs" / rig.run_id / names.EXIT).exists()
 
 
+def test_while_uploads_are_paused_logs_and_status_arrive_and_artefacts_wait(rig: Rig) -> None:
+    paused = rig.live.root / names.PRIVATE_FOLDER / names.UPLOADS_PAUSED
+    paused.touch()
+    daemon = rig.start()
+    wait_until(lambda: daemon._pace.paused, 20, what="the hint")
+    run_dir = rig.run_folder()
+    (run_dir / names.LOG).write_bytes(b"line\n")
+    (run_dir / names.ARTIFACTS).mkdir()
+    (run_dir / names.ARTIFACTS / "model").write_bytes(b"made")
+    end_run(run_dir)
+    wait_until(lambda: (_read(rig.arrived / names.LOG), (rig.arrived / names.STATUS).exists()) == (b"line\n", True), 20)
+    wait_until(lambda: daemon._pace.told().get("runs"), 20, what="the artefacts to wait their turn")
+    assert not (rig.arrived / names.ARTIFACTS).exists()
+    paused.unlink()
+    daemon._pace.heed({"paused": False})  # as the next heartbeat does in a few seconds
+    wait_until(lambda: _read(rig.arrived / names.ARTIFACTS / "model") == b"made", 20, what="the artefact")
+
+
 def test_the_last_status_knows_that_the_checkpoint_is_in_the_store(rig: Rig) -> None:
     rig.start_uploader()
     run_dir = rig.run_folder()
