@@ -43,6 +43,9 @@ class Faulty:
     def find(self, key: str) -> list[Stored]:
         return self._call("find", key, lambda: self.inner.find(key))
 
+    def look(self, key: str) -> list[Stored]:
+        return self._call("look", key, lambda: self.inner.look(key))
+
     def list(self, prefix: str) -> list[str]:
         return self._call("list", prefix, lambda: self.inner.list(prefix))
 

@@ -38,6 +38,7 @@ CANARY_AGAIN_S = 5.0  # at the soonest, however much trouble there is
 ILL_CANARY_S = 15.0
 PUBLISH_EVERY_S = 0.25  # between two looks at the journal: a stat call
 SHIPMENTS_EVERY_S = 5.0
+LOST_PAUSE_MAX = 256  # canaries that came back well: some hours
 NICE = 10
 _REQUESTS = {  # a second, and at once: bursts of small writes are refused as if the quota were used up
     StoreKind.MOUNT: (20.0, 400.0),
@@ -72,6 +73,7 @@ class Uploader:
         self._confirmer: Confirmer | None = None
         self._told: dict[str, Any] = {"payload": "", "note": "", "confirm_trouble": ""}
         self._beat_number = _beat_number_before(home)
+        self._lost: dict[str, tuple[int, int]] = {}  # what was: for how many canaries it is let alone, and since when
         self._well = 0  # canaries that came back well; with each, what was published is looked for again
 
     def run(self) -> None:
@@ -293,10 +295,17 @@ class Uploader:
 
     def _forget_what_is_gone(self, done: dict[str, str], objects: ObjectStore) -> None:
         """Somebody may have tidied the store: then it is published anew, or the next VM can't boot from it."""
-        for name, is_there in {"ship": publish.has_ship, "payload": publish.has_payload}.items():
-            if name in done and not is_there(objects, self._home):
-                del done[name]
-                log.warning("the store has lost the %s", name)
+        for name, is_whole in {"ship": publish.has_ship, "payload": publish.has_payload}.items():
+            pause, since = self._lost.get(name, (0, 0))
+            if name not in done or self._well < since + pause:
+                continue
+            if is_whole(objects, self._home):
+                self._lost.pop(name, None)
+                continue
+            del done[name]
+            # Where a store shows it damaged as soon as it was sent, it is not sent each minute for ever.
+            self._lost[name] = (min(LOST_PAUSE_MAX, max(1, 2 * pause)), self._well)
+            log.warning("the store has lost or damaged the %s", name)
 
 
 def _beat_number_before(home: VmHome) -> int:

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from publish_support import payload, published_by
 from store_support import Faulty, save
 
-from bridgehead import files, names, signing
+from bridgehead import files, names
 from bridgehead.errors import StoreDenied, StoreFull, StoreGone
 from bridgehead.records import VmRules
 from support import wait_until
@@ -28,7 +29,7 @@ from vm_daemons.storage.objects import ObjectStore, Stored
 from vm_daemons.storage.store import Store
 from vm_daemons.uploader import Uploader
 from vm_run_support import run_folder, vm_home
-from vm_support import KEY, end_run
+from vm_support import end_run
 
 RUN = "train-0001-abc123"
 OTHER = "other-0002-abc123"
@@ -441,18 +442,6 @@ def test_a_run_that_has_left_is_in_no_beat(home: VmHome, run_dir: Path, drive: P
     assert files.read_json(vm_folder(home, drive) / names.STORE_BEAT)["runs"] == []
 
 
-def payload(home: VmHome, content: bytes = b"print('train')\n", **more: Any) -> dict[str, Any]:
-    (home.payload / "pkg").mkdir(exist_ok=True)
-    (home.payload / "pkg" / "train.py").write_bytes(content)
-    entry = {"path": "pkg/train.py", "size": len(content), "mode": 0o755}
-    entry["sha256"] = files.sha256_file(home.payload / "pkg" / "train.py")
-    body = {"payload_sha256": "f" * 64, "project": "demo", "files": [entry], **more}
-    document = signing.sign_document(KEY, "manifest", body)
-    files.write_json(home.state / names.PAYLOAD_MANIFEST, document)
-    home.update_record(payload_sha256="f" * 64)
-    return document
-
-
 def test_ship_and_payload_are_published_once_with_the_laptops_own_signature(
     home: VmHome, drive: Path, start: Callable[..., Uploader]
 ) -> None:
@@ -502,7 +491,23 @@ def test_what_the_store_lost_of_all_that_a_new_vm_needs_is_published_anew(
     wait_until(lambda: all(path.exists() for path in kept), what="all of it again")
 
 
-def test_looking_for_what_was_published_costs_three_requests_for_each_canary(home: VmHome, drive: Path) -> None:
+def test_what_is_cut_or_changed_in_the_store_is_published_anew(
+    home: VmHome, drive: Path, start: Callable[..., Uploader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploader, "CANARY_EVERY_S", 0.1)
+    monkeypatch.setattr(uploader, "CANARY_AGAIN_S", 0.1)
+    monkeypatch.setattr(uploader, "SHIPMENTS_EVERY_S", 0.1)
+    kept = published_by(home, drive)
+    start()
+    wait_until(lambda: all(path.exists() for path in kept), 20, what="all of it")
+    for path in kept:
+        whole = path.read_bytes()
+        for cut in (whole[:-1], b""):
+            path.write_bytes(cut)
+            wait_until(lambda path=path, whole=whole: path.read_bytes() == whole, 30, what=path.name)  # type: ignore[misc]
+
+
+def test_looking_for_what_was_published_costs_four_requests_for_each_canary(home: VmHome, drive: Path) -> None:
     payload(home)
     store = Faulty(drive)
     assert publish.payload(store, home) == ""
@@ -510,7 +515,7 @@ def test_looking_for_what_was_published_costs_three_requests_for_each_canary(hom
     made = Uploader(home, choose=lambda: store)
     made._forget_what_is_gone({"ship": "x", "payload": "y"}, store)
     assert publish.has_journal(store, home) is False
-    assert [method for method, _ in store.calls] == ["list"] * 3
+    assert [method for method, _ in store.calls] == ["look"] * 3 + ["list"]
 
 
 def test_a_store_that_can_not_be_used_at_first_is_ill_and_catches_up_once_it_is_well(

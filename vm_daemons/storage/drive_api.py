@@ -207,6 +207,9 @@ class DriveApi:
         """All of this name, the newest first."""
         return [_stored(key, resource) for resource in self._found(key)]
 
+    def look(self, key: str) -> list[Stored]:
+        return self.find(key)
+
     def by_id(self, file_id: str, key: str = "") -> Stored | None:
         """The file that a mount calls `user.drive.id`; None when Drive knows no such, or has it in the trash."""
         if not re.fullmatch(r"[A-Za-z0-9_-]{10,128}", file_id):

@@ -89,13 +89,17 @@ class FolderStore:
 
     def find(self, key: str) -> list[Stored]:
         """On a disk with its digest, read past the cache; a mount tells the size alone."""
+        found = self.look(key)
+        return [Stored(key, item.size, sha256=self._digest(self._path(key)) if self.proves else "") for item in found]
+
+    def look(self, key: str) -> list[Stored]:
         path = self._path(key)
         with self._told(key):
             found = files.plain_stat(path)
         if found is None:
             self._check_root()
             return []
-        return [Stored(key, found.st_size, sha256=self._digest(path) if self.proves else "")]
+        return [Stored(key, found.st_size)]
 
     def list(self, prefix: str) -> list[str]:
         folder = self._path(prefix) if prefix else self.root

@@ -60,6 +60,10 @@ class ObjectStore(Protocol):
         """What lies under exactly this key: usually one, none, or several on a drive that allows equal names."""
         ...
 
+    def look(self, key: str) -> list[Stored]:
+        """The same without reading the object: with a digest only where the store keeps one beside it."""
+        ...
+
     def list(self, prefix: str) -> list[str]:
         """The names directly below `prefix` (folders and objects), sorted; empty when there is nothing."""
         ...

@@ -101,6 +101,10 @@ class PacedStore:
         self._requests.take()
         return self._inner.find(key)
 
+    def look(self, key: str) -> list[Stored]:
+        self._requests.take()
+        return self._inner.look(key)
+
     def list(self, prefix: str) -> list[str]:
         self._requests.take()
         return self._inner.list(prefix)

@@ -97,6 +97,9 @@ class S3Store:
         sha256 = _full_checksum(head)
         return [Stored(key, _size(head), _md5(head), base64.b64decode(sha256).hex() if sha256 else "")]
 
+    def look(self, key: str) -> list[Stored]:
+        return self.find(key)
+
     def list(self, prefix: str) -> list[str]:
         start = self._full(prefix.strip("/")) if prefix.strip("/") else self._prefix
         start = f"{start}/" if start else ""
