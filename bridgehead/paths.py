@@ -11,6 +11,11 @@ from bridgehead.errors import UsageError
 SEGMENT_MAX = 128
 PATH_MAX = 1024
 _SEGMENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=@-]*\Z")
+_STRANGE = re.compile(r"[^A-Za-z0-9._+=@-]")
+_RULE = (
+    f"a name that every store and system takes: up to {SEGMENT_MAX} letters, digits and ._+=@-, a letter, digit or _"
+    " first, no dot last. Rename it, or pack the files into one archive"
+)
 _WINDOWS_DEVICES = frozenset(
     ["con", "prn", "aux", "nul", "conin$", "conout$"]
     + [f"{name}{digit}" for name in ("com", "lpt") for digit in "0123456789"]
@@ -27,7 +32,7 @@ def check_relative(text: str) -> str:
     if not text or len(text) > PATH_MAX:
         raise UsageError(f"a path must have 1 to {PATH_MAX} characters; this has {len(text)}")
     for segment in text.split("/"):
-        _check_segment(segment)
+        _check_segment(segment, text)
     return text
 
 
@@ -36,14 +41,27 @@ def is_run_id(text: str) -> bool:
     return _RUN_ID.match(text) is not None
 
 
-def _check_segment(segment: str) -> None:
-    shown = segment if len(segment) <= 40 else segment[:40] + "…"
+def _check_segment(segment: str, whole: str) -> None:
+    shown = repr(_short(segment, 40)) + (f" in {_short(whole, 100)!r}" if segment != whole else "")
     if len(segment) > SEGMENT_MAX:
-        raise UsageError(f"a name in a path is longer than {SEGMENT_MAX} characters: {shown!r}")
+        raise UsageError(f"a name in a path is longer than {SEGMENT_MAX} characters: {shown}", hint=_RULE)
     if not _SEGMENT.match(segment) or segment.endswith("."):
-        raise UsageError(f"not a safe name in a path: {shown!r}", hint="use letters, digits and ._+=@-")
+        raise UsageError(f"not a safe name in a path: {shown} {_fault(segment)}", hint=_RULE)
     if segment.split(".", 1)[0].lower() in _WINDOWS_DEVICES:
-        raise UsageError(f"a name that Windows reserves: {shown!r}")
+        raise UsageError(f"a name that Windows reserves: {shown}", hint=_RULE)
+
+
+def _fault(segment: str) -> str:
+    strange = sorted(set(_STRANGE.findall(segment)))
+    if strange:
+        return f"holds {' '.join(map(repr, strange[:8]))}"
+    if not segment:
+        return "is empty"
+    return f"begins with {segment[0]!r}" if not _SEGMENT.match(segment) else "ends with a dot"
+
+
+def _short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[:most] + "…"
 
 
 def inside(root: Path, relative: str) -> Path:

@@ -285,7 +285,10 @@ class Run:
         root, asked = self.folder / names.CHECKPOINTS, self._save_asked
         with checkpoints.staging(root) as folder:
             yield folder
-            saved = checkpoints.commit(folder, root, step, labels)
+            try:
+                saved = checkpoints.commit(folder, root, step, labels)
+            except UsageError as error:  # most likely a file's name, which a framework chose
+                raise UsageError(f"checkpoint {step} can't be kept: {error.message}", hint=error.hint) from None
         self.saved_step = step
         if asked:  # not one that came while this was being written
             (self.folder / names.SAVE_REQUEST).unlink(missing_ok=True)

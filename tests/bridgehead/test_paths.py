@@ -29,6 +29,40 @@ def test_a_safe_path_is_returned_as_it_is(path: str) -> None:
     assert check_relative(path) == path
 
 
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("epoch=3, step=100.ckpt", "not a safe name in a path: 'epoch=3, step=100.ckpt' holds ' ' ','"),
+        ("fsdp_0/.metadata", "not a safe name in a path: '.metadata' in 'fsdp_0/.metadata' begins with '.'"),
+        ("last.", "not a safe name in a path: 'last.' ends with a dot"),
+        ("a//b", "not a safe name in a path: '' in 'a//b' is empty"),
+        ("runs/aux.pt", "a name that Windows reserves: 'aux.pt' in 'runs/aux.pt'"),
+    ],
+)
+def test_what_is_wrong_with_a_name_and_the_rule_are_told(path: str, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_relative(path)
+    assert caught.value.message == why and "letters, digits and ._+=@-" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "epoch=3-step=100.ckpt",
+        "model-00001-of-00002.safetensors",
+        "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "ckpt-1.data-00000-of-00001",
+        "best_model_3_val_loss=-0.25.pt",
+        "__0_0.distcp",
+        "1_Pooling/config.json",
+        "_CHECKPOINT_METADATA",
+        "megatron--val_loss=2.44-step=300-last.ckpt",
+    ],
+)
+def test_names_that_frameworks_give_their_checkpoints_are_taken(path: str) -> None:
+    assert check_relative(path) == path
+
+
 @given(st.text(max_size=60))
 @settings(max_examples=300, deadline=None)
 def test_what_is_accepted_stays_below_the_root(text: str) -> None:

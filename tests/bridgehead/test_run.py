@@ -51,6 +51,13 @@ def test_a_checkpoint_is_announced_and_found_again(run: Run) -> None:
     assert [event["event"] for event in _events(run.folder)] == ["saving", "checkpoint", "resumed"]
 
 
+def test_a_file_in_a_checkpoint_whose_name_can_not_travel_is_named_with_the_rule(run: Run) -> None:
+    with pytest.raises(UsageError) as caught, run.checkpoint(7) as folder:
+        (folder / "epoch=3, loss (best).ckpt").write_bytes(b"x")
+    assert caught.value.message.startswith("checkpoint 7 can't be kept: not a safe name in a path: 'epoch=3, loss (bes")
+    assert "holds ' ' '(' ')' ','" in caught.value.message and "pack the files into one archive" in caught.value.hint
+
+
 def test_another_pool_is_refused_and_the_difference_said(run: Run) -> None:
     with run.checkpoint(7, pool="abc") as folder:
         (folder / "state.bin").write_bytes(b"x")
