@@ -6,6 +6,7 @@ not reached the store and the laptop.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names, paths, processes
-from bridgehead.names import CheckpointLevel
+from bridgehead.names import Ack, CheckpointLevel
 from bridgehead.queue_lines import Verb
 from bridgehead.records import duration
 from vm_daemons import beats, daemons, lifetime, mounting, uploads
@@ -29,7 +30,9 @@ LAST_WORD_S = 15.0  # for laptop and store to hear of it
 STOP_WAIT_S = 10.0
 ASKING_S = 60.0  # the command daemon has given a sign of life within so long
 PAUSES_S = (60.0, 120.0, 300.0, 600.0)  # after a release that failed
+UNTOLD_S = 600.0  # so long an answer that the laptop has not taken keeps the VM: it may dispute one for ever
 _OVER = frozenset({Step.FINISHED, Step.ABANDONED, Step.HANDED_OVER})
+_LAST_WORDS = frozenset({str(Ack.FINISHED), str(Ack.REJECTED), str(Ack.UNKNOWN)})
 _ELSEWHERE = frozenset({Step.ABANDONED, Step.HANDED_OVER})
 
 
@@ -41,6 +44,8 @@ class Open:
     run_id: str
     attempt: int
     step: str
+    at: float = 0.0  # when that was, in seconds since 1970
+    told: bool = False  # the laptop has the answer
 
 
 @dataclass(frozen=True)
@@ -188,11 +193,17 @@ def _apply(found: dict[str, Open], line: dict[str, Any]) -> None:
     identity, step, attempt = str(line["id"]), str(line["step"]), int(line["attempt"])
     known = found.get(identity)
     if step == Step.ACCEPTED:
-        told = line.get("command")
-        if isinstance(told, dict) and (known is None or attempt > known.attempt):
-            found[identity] = Open(str(told.get("verb")), str(told.get("run_id", "")), attempt, step)
-    elif step != Step.ACKED and known is not None and attempt == known.attempt:
-        found[identity] = Open(known.verb, known.run_id, attempt, step)
+        command = line.get("command")
+        if isinstance(command, dict) and (known is None or attempt > known.attempt):
+            found[identity] = Open(str(command.get("verb")), str(command.get("run_id", "")), attempt, step)
+        elif known is not None and attempt == known.attempt:  # delivered again: perhaps the answer was lost
+            found[identity] = dataclasses.replace(known, told=False)
+    elif known is None or attempt != known.attempt:
+        return
+    elif step == Step.ACKED:
+        found[identity] = dataclasses.replace(known, told=known.told or line.get("ack") in _LAST_WORDS)
+    else:
+        found[identity] = dataclasses.replace(known, step=step, at=float(line.get("at") or 0.0))
 
 
 def _blocker(home: VmHome, known: list[Open], *, starting: bool = False) -> str:
@@ -206,6 +217,8 @@ def _blocker(home: VmHome, known: list[Open], *, starting: bool = False) -> str:
     for item in known:
         if item.step not in _OVER and not (item.verb in (Verb.RUN, Verb.SH) and _is_safe(home, item)):
             return _open_text(home, item)
+        if item.step == Step.FINISHED and not item.told and _may_still_be_told(home, item):
+            return f"the laptop has not heard yet how {item.run_id or f'a {item.verb}: command'} ended"
     seen = lifetime.outlook(home)
     under_way, given = lifetime.handovers(home, seen)
     if under_way:
@@ -225,6 +238,10 @@ def _is_safe(home: VmHome, item: Open) -> bool:
     """Ended, and all of it in the store while the laptop is away: it gets everything from there."""
     run_dir = home.run(item.run_id)
     return (run_dir / names.EXIT).exists() and not _only_here(run_dir) and _laptop_is_away(home)
+
+
+def _may_still_be_told(home: VmHome, item: Open) -> bool:
+    return 0 <= time.time() - item.at < UNTOLD_S and not _laptop_is_away(home)
 
 
 def _only_here(run_dir: Path) -> str:

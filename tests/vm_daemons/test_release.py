@@ -47,8 +47,10 @@ class Cell:
         self.journal.accept([command])
         return command
 
-    def finish(self, command: Command, state: RunState = RunState.DONE) -> None:
+    def finish(self, command: Command, state: RunState = RunState.DONE, *, told: bool = True) -> None:
         self.journal.finished(command, AckRecord("vm", Ack.FINISHED, command.attempt, state=state))
+        if told:
+            self.journal.acked(command, Ack.FINISHED)
 
     def run(self, *, mirrored: str = "complete", levels: dict[str, Any] | None = None) -> Path:
         """One that ended and was reported."""
@@ -105,6 +107,29 @@ def test_a_run_that_ended_and_has_not_left_keeps_it(cell: Cell) -> None:
     cell.journal.starting(cell.command())
     end_run(make_run(cell.home, RUN))
     assert "on its way" in cell.because()
+
+
+def test_an_answer_that_the_laptop_has_not_taken_keeps_it_for_a_while(
+    cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it the laptop would take the run for one that waits for the next VM."""
+    command, contact = cell.command(), cell.home.state / daemons.CONTACT_MARK
+    contact.touch()
+    cell.finish(command, told=False)
+    files.write_json(make_run(cell.home, RUN) / names.MIRRORED, {"attempt": 1, "store": "complete"})
+    why = f"the laptop has not heard yet how {RUN} ended"
+    assert cell.because() == why
+    cell.journal.acked(command, Ack.STARTED)
+    assert cell.because() == why
+    cell.journal.acked(command, Ack.FINISHED)
+    assert cell.because() == ""
+    cell.journal.accept([command])  # delivered again: the laptop may have lost what it heard
+    assert cell.because() == why
+    os.utime(contact, (1.0, 1.0))
+    assert cell.because() == "", "the laptop is away, and finds it in the store"
+    contact.touch()
+    monkeypatch.setattr(release, "UNTOLD_S", 0.0)
+    assert cell.because() == "", "it does not take it"
 
 
 def test_a_sync_keeps_it(cell: Cell) -> None:
