@@ -153,9 +153,9 @@ def _entries(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _has_archive(store: ObjectStore, home: VmHome, document: dict[str, Any]) -> bool:
     key = f"{_payload_key(home)}.tar"
-    before = files.read_json(home.state / PUBLISHED)
-    known = isinstance(before, dict) and before.get("key") == key
-    digests = (str(before.get("md5", "")), str(before.get("sha256", ""))) if known else ("", "")
+    told = files.read_json(home.state / PUBLISHED)
+    sent = told if isinstance(told, dict) and told.get("key") == key else {}
+    digests = str(sent.get("md5", "")), str(sent.get("sha256", ""))
     return _is_whole(store.look(key), Stored(key, _packed_bytes(_entries(document)), *digests))
 
 
