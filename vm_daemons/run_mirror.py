@@ -6,6 +6,7 @@ Threads of the status daemon share one object per run; each method says whose it
 from __future__ import annotations
 
 import dataclasses
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ class RunMirror:
         self.not_before = 0.0  # monotonic; the laptop refused us, so leave it alone until then
         self._client = client
         self._artefacts = artefacts or Artefacts(client, UploadPace())
+        self._shipping = threading.Lock()  # held by the thread that ships its outputs
         self._growing = [
             GrowingUpload(client, record.run_id, record.attempt, run_dir / name, name) for name in names.GROWING_FILES
         ]
@@ -141,20 +143,35 @@ class RunMirror:
 
     # --- outputs thread ------------------------------------------------------------------------------------
 
-    def ship_outputs(self) -> None:
-        """artifacts/ and bundle/, then the state files, then exit.json. Files that were sent are not sent again."""
+    def ship_outputs(self, artefacts: Artefacts | None = None, most_bytes: float = float("inf")) -> bool:
+        """artifacts/ and bundle/, then the state files, then exit.json. Files that were sent are not sent again.
+
+        False, and nothing done, while another thread does it, or when there is more to send than `most_bytes`.
+        """
         if self.status is None or self.status.state not in names.ENDED:
-            return  # the last status has still to be composed
+            return False  # the last status has still to be composed
+        if not self._shipping.acquire(blocking=False):
+            return False
+        try:
+            self._artefacts = artefacts or self._artefacts
+            return self._ship_outputs(most_bytes)
+        finally:
+            self._shipping.release()
+
+    def _ship_outputs(self, most_bytes: float) -> bool:
         found, left = outputs.find(self.run_dir)
-        self.refused.update(left)
         marks = {relative: mark for relative in found if (mark := _mark(self.run_dir / relative)) is not None}
         left_over = [relative for relative, mark in marks.items() if self._sent.get(relative) != mark]
+        if sum(marks[relative][1] for relative in left_over) > most_bytes:
+            return False
+        self.refused.update(left)
         if left_over:
             self.refused.update(self._send_whole(left_over))
             self._sent.update(marks)
         for name in (*_STATE_FILES, names.EXIT):
             self._send_if_changed(name)
         self.outputs_shipped = True
+        return True
 
     def _is_sent(self, relative: str) -> bool:
         mark = _mark(self.run_dir / relative)

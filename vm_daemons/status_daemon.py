@@ -1,8 +1,8 @@
 """`python -m vm_daemons.status_daemon`: what happens in the run folders becomes known to the laptop.
 
-One thread composes the statuses, one ships logs and state files, one ships what an ended run made and one sends
-heartbeats. So a big artefact or a laptop that is away holds up none of the others. The store is the uploader's; what it
-found out is read from its files, so that no mount can hang this process.
+One thread composes the statuses, one ships logs and state files, two ship what an ended run made (one of them only what
+is small) and one sends heartbeats. So a big artefact or a laptop that is away holds up none of the others. The store is
+the uploader's; what it found out is read from its files, so that no mount can hang this process.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ FRESH_S = 0.05  # between two looks at a folder that has just been made
 FRESH_FOR_S = 5.0
 STORE_DEAD_AFTER_S = 60.0
 REFUSED_PAUSE_S = 15.0
+SMALL_BYTES = 64 * 2**20  # what a run made, that is not kept waiting by what a bigger one made
 UNSETTLED_FOR_S = 1800.0  # after its end, for checkpoints that are still to be confirmed
 
 log = logging.getLogger("status_daemon")
@@ -70,7 +71,9 @@ class StatusDaemon:
         self._gauges.start()
         steps: dict[str, Callable[[], float]] = {
             "ship": self._ship_step,
-            "outputs": self._outputs_step,
+            "outputs": functools.partial(self._outputs_step, self._artefacts),
+            # A run that has ended must not look like one that goes on because another one has made gigabytes.
+            "small outputs": functools.partial(self._outputs_step, Artefacts(self._client, self._pace), SMALL_BYTES),
             "heartbeat": self._heartbeat_step,
         }
         with contextlib.suppress(BridgeheadError, OSError):  # so that the first heartbeat already names the runs
@@ -210,13 +213,13 @@ class StatusDaemon:
             more = self._guarded(mirror, mirror.ship) or more
         return more
 
-    def _outputs_step(self) -> float:
+    def _outputs_step(self, artefacts: Artefacts, most_bytes: float = float("inf")) -> float:
         if not self._busy.wait(5.0):
             return 0.0
         for mirror in self._reachable():
             if mirror.logs_shipped and not mirror.shipped:  # also when exit.json was written anew since
-                self._guarded(mirror, mirror.ship_outputs)
-                self._wake.set()
+                if self._guarded(mirror, functools.partial(mirror.ship_outputs, artefacts, most_bytes)):
+                    self._wake.set()
         return SHIP_EVERY_S
 
     def _reachable(self) -> list[RunMirror]:

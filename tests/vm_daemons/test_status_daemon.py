@@ -20,6 +20,7 @@ from bridgehead.records import AckRecord, RunRecord, Status
 from support import wait_until
 from vm_daemons import daemons, run_mirror, status_daemon
 from vm_daemons import uploader as uploader_module
+from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
 from vm_daemons.status_daemon import StatusDaemon
@@ -146,6 +147,36 @@ def test_while_uploads_are_paused_logs_and_status_arrive_and_artefacts_wait(rig:
     paused.unlink()
     daemon._pace.heed({"paused": False})  # as the next heartbeat does in a few seconds
     wait_until(lambda: _read(rig.arrived / names.ARTIFACTS / "model") == b"made", 20, what="the artefact")
+
+
+def test_a_run_that_ended_is_not_kept_waiting_by_gigabytes_of_another_one(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(status_daemon, "SMALL_BYTES", 1000)
+    [other] = rig.live.bridge.ledger.take([(2, f"run:{STAGE}")], project())
+    rig.client.poll(0, 0)
+    under_way, go_on, real = threading.Event(), threading.Event(), Artefacts.send
+
+    def send(self: Artefacts, run_dir: Path, *more: Any) -> dict[str, str]:
+        if run_dir.name == rig.run_id:  # the big one, on a slow line
+            under_way.set()
+            assert go_on.wait(60)
+        return real(self, run_dir, *more)
+
+    monkeypatch.setattr(Artefacts, "send", send)
+    rig.start()
+    big, small = rig.run_folder(), make_run(rig.home, other.run_id)
+    for run_dir, size in ((big, 5000), (small, 500)):
+        (run_dir / names.ARTIFACTS).mkdir()
+        (run_dir / names.ARTIFACTS / "weights").write_bytes(bytes(size))
+    end_run(big)
+    assert under_way.wait(20)
+    end_run(small)
+    wait_until((rig.live.arrivals / small.name / names.EXIT).exists, 20, what="the end of the small one")
+    assert not (rig.arrived / names.EXIT).exists()
+    go_on.set()
+    wait_until((rig.arrived / names.EXIT).exists, 20, what="the end of the big one")
+    assert (rig.arrived / names.ARTIFACTS / "weights").read_bytes() == bytes(5000)
 
 
 def test_the_last_status_knows_that_the_checkpoint_is_in_the_store(rig: Rig) -> None:
