@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from bridge import bodies, raw_body, uploads
+from bridge.address_record import AddressRecord
 from bridge.addresses import Address, count, read_address, vm_id
 from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of, stranger
 from bridge.auth import Caller, names_a_known_key
@@ -28,7 +29,7 @@ from bridge.payload import Payload
 from bridge.permits import Permits
 from bridge.serving import content_of_bytes, serve
 from bridge.uploads import Uploads
-from bridgehead import names, paths, signing
+from bridgehead import announcement, names, paths, signing
 from bridgehead.errors import BridgeheadError, NotFoundError, SupersededError, UsageError
 from bridgehead.records import AckRecord, Heartbeat
 
@@ -52,6 +53,7 @@ class Parts:
     ledger: Ledger
     keys: KeyStore
     permits: Permits
+    address: AddressRecord
     payload: Payload
     boot: BootArchive
     uploads: Uploads
@@ -256,6 +258,9 @@ class Api:
         rotate = self._parts.permits.next_key(caller)
         if rotate is not None:
             body["rotate"] = rotate
+        address = await asyncio.to_thread(self._parts.address.hint, caller.key, beat.address_seq)
+        if address is not None:  # it came in by an older way, which may end
+            body[announcement.KIND] = address
         return answer_json(signing.sign_document(caller.key, "hints", body))
 
     # --- whose VM it is --------------------------------------------------------------------------------

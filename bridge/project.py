@@ -19,6 +19,7 @@ class ProjectView:
     payload_exclude: list[str] = field(default_factory=list)
     requirements: list[str] = field(default_factory=list)  # pip lines for the VM
     store: StoreSpec = field(default_factory=StoreSpec)
+    laptop_store: str = ""  # the store's folder as this laptop sees it; no VM has to know
     vm: VmRules = field(default_factory=VmRules)
     down_mb_s: float = 0.0  # how fast the payload may come down to a VM; 0: no limit
     tunnel: TunnelSpec = field(default_factory=TunnelSpec)

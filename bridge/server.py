@@ -15,6 +15,7 @@ from pathlib import Path
 from aiohttp import web
 
 from bridge import boot_archive
+from bridge.address_record import AddressRecord
 from bridge.api import Api, Parts
 from bridge.audit import Audit
 from bridge.audit_feed import AuditFeed
@@ -56,11 +57,12 @@ class BridgeSettings:
 
 
 class Bridge:
-    """`await start()`, then `port`, `ledger`, `keys`, `boot_sha256` and `pairing` are there until `await stop()`."""
+    """`await start()`, then its parts, `port`, `boot_sha256` and `pairing` are there until `await stop()`."""
 
     port: int
     ledger: Ledger
     keys: KeyStore
+    address: AddressRecord
     boot_sha256: str
 
     def __init__(self, settings: BridgeSettings) -> None:
@@ -106,7 +108,8 @@ class Bridge:
         store = ""
         with contextlib.suppress(ProjectError):  # a code without it is good while the laptop is on
             store = self.settings.load_project().store.folder
-        return self.keys.pairing(url, self.boot_sha256, store=store)
+        pairing = self.keys.pairing(url, self.boot_sha256, store=store)
+        return dataclasses.replace(pairing, seq=self.address.seq_of(url))
 
     def announce_host(self, host: str) -> None:
         """Answer requests for this name too: `host`, `host:port` or a URL. Others get 421."""
@@ -152,6 +155,7 @@ class Bridge:
         boot = boot_archive.build()
         self.boot_sha256 = boot.sha256
         self.keys = KeyStore(private / names.KEYS_FILE)
+        self.address = AddressRecord(private / names.ADDRESS)
         self.ledger = Ledger(private / names.LEDGER_FILE)
         stack.callback(self.ledger.close)
         rules = UploadRules(private, self.settings.load_project)
@@ -174,6 +178,7 @@ class Bridge:
             ledger=self.ledger,
             keys=self.keys,
             permits=self._permits,
+            address=self.address,
             payload=Payload(root, self.settings.load_project),
             boot=boot,
             uploads=Uploads(arrivals, store, parts, known, rules),

@@ -71,6 +71,7 @@ AUDIT_FILE: Final = "audit.jsonl"  # what was commanded, by whom, and what came 
 BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
 BRIDGE_LOG: Final = "bridge.log"
 UPLOADS_PAUSED: Final = "uploads_paused"  # exists while artefacts are not to be sent to this laptop
+ADDRESS: Final = "address.json"  # laptop: the newest address and its number; VM, in state/: the newest one it was told
 
 # --- durable store, below <store>/<project>/ ------------------------------------------------------
 STORE_RUNS: Final = "runs"
@@ -78,6 +79,7 @@ STORE_VMS: Final = "vms"  # <vm>/beat.json and journal.jsonl: what a VM was doin
 STORE_BEAT: Final = "beat.json"
 STORE_SHIP: Final = "ship"  # <first 16 of its hash>.zip: the boot archive, for a boot without the laptop
 STORE_PAYLOAD: Final = "payload"  # <payload hash>.tar and .json
+STORE_ADDRESS: Final = "address"  # <key id>.json: where the bridge is now, signed with that key by the laptop
 
 # --- VM home ---------------------------------------------------------------------------------
 VM_SHIP: Final = "ship"

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from bridgehead import names
 from bridgehead.errors import PairingError
@@ -13,6 +14,7 @@ from bridgehead.errors import PairingError
 _PREFIX = "bh1."
 _URL = re.compile(r"https?://[A-Za-z0-9.\-\[\]:]+(?:/[A-Za-z0-9._~\-/]*)?\Z")
 FORMER_MAX = 4
+_URL_MAX = 500
 _HINT = "copy the whole code again: bridgehead notebook"
 
 
@@ -23,6 +25,7 @@ class Pairing:
     `store` is the folder on the VM that the project names, to find the ship there while the laptop is off; "" when it
     names none, and in the codes of before. `allow_sh` says whether this VM runs shell commands at all. `former` are
     the keys that this one was rotated from, newest first: good for reading what lies in the store, and for no request.
+    `seq` numbers the address among those that the laptop has announced: the higher one counts; 0 in codes of before.
     """
 
     url: str
@@ -33,6 +36,7 @@ class Pairing:
     store: str = ""
     allow_sh: bool = True
     former: tuple[bytes, ...] = field(default=(), repr=False)
+    seq: int = 0
 
     @property
     def document_keys(self) -> tuple[bytes, ...]:
@@ -53,8 +57,21 @@ class Pairing:
             body["sh"] = False
         if self.former:
             body["former"] = [_pad_off(key) for key in self.former[:FORMER_MAX]]
+        if self.seq:
+            body["seq"] = self.seq
         raw = json.dumps(body, separators=(",", ":")).encode()
         return _PREFIX + _pad_off(raw)
+
+
+def is_usable_url(url: str) -> bool:
+    """Whether `url` can be a bridge's address: http or https, a host, perhaps a port and a path, and nothing else."""
+    if len(url) > _URL_MAX or _URL.match(url) is None:
+        return False
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0  # a port that is none raises too
+    except ValueError:
+        return False
 
 
 def decode(code: str) -> Pairing:
@@ -75,6 +92,7 @@ def decode(code: str) -> Pairing:
             store,
             allow_sh=body.get("sh", True) is True,
             former=tuple(_unpad(text) for text in body.get("former", [])[:FORMER_MAX]),
+            seq=int(body.get("seq") or 0),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise PairingError("the pairing code is cut or damaged", hint=_HINT) from None
@@ -82,7 +100,7 @@ def decode(code: str) -> Pairing:
         raise PairingError("the pairing code is cut or damaged", hint=_HINT)
     if store and not (store.startswith("/") and store.isprintable()):
         raise PairingError("the pairing code names no usable store", hint=_HINT)
-    if not _URL.match(pairing.url) or not re.fullmatch(r"[A-Za-z0-9_-]{4,64}", pairing.key_id):
+    if not is_usable_url(pairing.url) or not re.fullmatch(r"[A-Za-z0-9_-]{4,64}", pairing.key_id):
         raise PairingError("the pairing code names no usable bridge address", hint=_HINT)
     if pairing.protocol != names.PROTOCOL:
         raise PairingError(

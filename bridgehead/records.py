@@ -271,6 +271,8 @@ class Heartbeat(Record):
     runs: list[dict[str, Any]] = field(default_factory=list)  # run_id, state, attempt
     lifetime: dict[str, Any] = field(default_factory=dict)  # age_s, cap_s, stays_because, releases_at
     uploads: dict[str, Any] = field(default_factory=dict)  # paused, rate_bytes_s, eta_s, runs: what is on its way here
+    address_seq: int = 0  # the number of the bridge's address that it follows; a newer one comes with the hints
+    address_note: str = ""  # of an announcement that it refused, and why
 
 
 def duration(seconds: float) -> str:

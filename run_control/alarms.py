@@ -10,13 +10,25 @@ from run_control.project import Project
 
 def alarms(project: Project) -> list[str]:
     """One line for each, with what to do; empty when all is well."""
+    return [line for line in (_disk(project), _address(project)) if line]
+
+
+def _address(project: Project) -> str:
+    """A live bridge whose address VMs may not find."""
+    from run_control import address_told, bridge_control
+
+    live = bridge_control.find(project)
+    return address_told.trouble(project, live.url) if live is not None else ""
+
+
+def _disk(project: Project) -> str:
     try:
         free_bytes = shutil.disk_usage(project.inbox).free
     except OSError:  # no in/ yet: nothing has arrived
-        return []
+        return ""
     if free_bytes >= names.LAPTOP_RESERVE_BYTES:
-        return []
-    return [
+        return ""
+    return (
         f"the disk that holds {names.IN_FOLDER}/ has {free_bytes / 2**20:.0f} MiB free: nothing arrives until there are"
         f" {names.LAPTOP_RESERVE_BYTES >> 20} MiB; runs go on and nothing is lost. next: make room"
-    ]
+    )

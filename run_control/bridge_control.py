@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import shutil
@@ -103,10 +104,14 @@ def pairing(project: Project, live: LiveBridge, key_id: str = "") -> Pairing:
 
     Raises PairingError and ProjectError.
     """
+    from bridge.address_record import AddressRecord
     from bridge.keys import KeyStore
 
     store = project_file.load(project.root).store.folder
-    return KeyStore(project.private / names.KEYS_FILE).pairing(live.url, live.boot_sha256, store=store, key_id=key_id)
+    keys = KeyStore(project.private / names.KEYS_FILE)
+    seq = AddressRecord(project.private / names.ADDRESS).seq_of(live.url)
+    found = keys.pairing(live.url, live.boot_sha256, store=store, key_id=key_id)
+    return dataclasses.replace(found, seq=seq)
 
 
 def start(project: Project, *, port: int, tunnel: str = "") -> LiveBridge:

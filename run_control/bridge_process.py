@@ -27,7 +27,7 @@ from bridge.tunnels.none import lan_host
 from bridge.tunnels.spec import TunnelSpec
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeDownError, BridgeheadError
-from run_control import locks, notebook, project_file, tunnel_table
+from run_control import announce, locks, notebook, project_file, tunnel_table
 from run_control.project import Project
 
 TUNNEL_READY_S = 60.0
@@ -129,8 +129,9 @@ async def _serve(project: Project, port: int, spec: TunnelSpec, record: _Record)
     # A tunnel that comes back under another name says so from a thread of its own.
     tunnel = tunnels.make(spec, on_new_url=lambda url: _call_on(loop, door.moved, url))
     await bridge.start()
+    announcer = announce.announcer(project, bridge)
     try:
-        door = _front_door(project, bridge, tunnel, record)
+        door = _front_door(project, bridge, tunnel, record, announcer)
         await asyncio.to_thread(tunnel.start, bridge.port)
         record.write(BridgeState.STARTING, **_process_of(tunnel))  # known even if we are killed while it connects
         await door.open(await asyncio.to_thread(tunnel.wait_url, TUNNEL_READY_S))
@@ -142,22 +143,27 @@ async def _serve(project: Project, port: int, spec: TunnelSpec, record: _Record)
             _log.warning("%s: %s", spec.kind, line)
         raise
     finally:
+        await asyncio.to_thread(announcer.stop)
         await asyncio.to_thread(tunnel.stop)
         await bridge.stop()
 
 
-def _front_door(project: Project, bridge: Bridge, tunnel: Tunnel, record: _Record) -> FrontDoor:
+def _front_door(
+    project: Project, bridge: Bridge, tunnel: Tunnel, record: _Record, announcer: announce.Announcer
+) -> FrontDoor:
     published = ""
+    loop = asyncio.get_running_loop()
 
     async def publish(url: str) -> None:
         """A proven address: whoever reads the notebook or the record from now on gets this one."""
         nonlocal published
+        await asyncio.to_thread(announcer.announce, url)  # first: the pairing code bears the address's number
         notebook.write(project.notebook, bridge.pairing(url))
         published = url
 
     def told(standing: Standing) -> None:
         values = {"tunnel_state": str(standing.state), "tunnel_since": standing.since, "tunnel_note": standing.note}
-        values |= _process_of(tunnel)
+        values |= {**_process_of(tunnel), "address_trouble": announcer.trouble}
         if published:
             values |= {"port": bridge.port, "url": published, "boot_sha256": bridge.boot_sha256}
         record.write(BridgeState.READY if published else BridgeState.STARTING, **values)
@@ -166,7 +172,9 @@ def _front_door(project: Project, bridge: Bridge, tunnel: Tunnel, record: _Recor
         vms = await asyncio.to_thread(bridge.ledger.vms)
         return any(time.time() - vm.last_seen < _HEARD_S for vm in vms)
 
-    return FrontDoor(tunnel, Probe(bridge.keys.current, bridge.announce_host), publish=publish, told=told, heard=heard)
+    door = FrontDoor(tunnel, Probe(bridge.keys.current, bridge.announce_host), publish=publish, told=told, heard=heard)
+    announcer.on_change = lambda: _call_on(loop, lambda: told(door.standing))
+    return door
 
 
 def _process_of(tunnel: Tunnel) -> dict[str, Any]:
@@ -176,7 +184,8 @@ def _process_of(tunnel: Tunnel) -> dict[str, Any]:
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, function: Any, *arguments: Any) -> None:
-    loop.call_soon_threadsafe(function, *arguments)
+    with contextlib.suppress(RuntimeError):  # the loop has ended: nobody is left to hear it
+        loop.call_soon_threadsafe(function, *arguments)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from run_control.project import Project
     from run_control.up import UpReport
 
+_ANNOUNCED_S = 1.5  # for the store to take the address; a slow one is told of by `status`
+
 
 def register(app: typer.Typer) -> None:
     for command in (init, demo, up, down, notebook, doctor, completion):
@@ -70,12 +72,17 @@ def up(
     project: ProjectFlag = None,
 ) -> int:
     """Start the bridge (and with --runtime local a notebook VM), or say that it is up."""
+    from run_control import address_told
     from run_control import up as starter
+    from run_control.alarms import alarms
 
     if runtime not in starter.RUNTIMES:
         raise UsageError(f"no runtime {runtime!r}", hint=nearest(runtime, starter.RUNTIMES))
     found = project_of(context, project)
     report = starter.up(found, runtime=runtime, tunnel=tunnel, port=port)
+    if report.started_bridge:
+        address_told.await_outcome(found, report.url, _ANNOUNCED_S)
+    trouble = alarms(found)
 
     def show() -> None:
         say(f"bridge {'started' if report.started_bridge else 'already up'}: {report.url} (tunnel: {report.tunnel})")
@@ -85,8 +92,10 @@ def up(
             say(f"local VM {report.vm} {'started' if report.started_vm else 'already up'}")
         for line in _next_steps(report, _first_stage(found)):
             note(line)
+        for line in trouble:
+            note(line)
 
-    return emit(report.to_json(), as_json=json, show=show)
+    return emit({**report.to_json(), "alarms": trouble}, as_json=json, show=show)
 
 
 def _first_stage(project: Project) -> str:

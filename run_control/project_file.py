@@ -47,7 +47,8 @@ def load(root: Path) -> ProjectView:
         payload_exclude=parsed.payload.exclude,
         down_mb_s=parsed.payload.down_mb_s,
         requirements=parsed.vm.requirements,
-        store=StoreSpec(**parsed.store.model_dump(exclude={"kind"}), kind=str(parsed.store.kind)),
+        store=StoreSpec(**parsed.store.model_dump(exclude={"kind", "laptop_path"}), kind=str(parsed.store.kind)),
+        laptop_store=parsed.store.laptop_path,
         vm=parsed.vm.rules(parsed.project),
         tunnel=parsed.tunnel.spec(root),
         allow_sh=parsed.project.allow_sh,
@@ -111,6 +112,12 @@ def _store_path(value: str) -> str:
     return value
 
 
+def _laptop_path(value: str) -> str:
+    if value and not (value.isprintable() and (value.startswith("~") or Path(value).is_absolute())):
+        raise ValueError("the store's folder as this laptop sees it: an absolute path, or one that begins with ~")
+    return value
+
+
 def _endpoint(value: str) -> str:
     try:
         parts = urlsplit(value)
@@ -166,6 +173,7 @@ class _Vm(_Table):
 class _Store(_Table):
     kind: Annotated[str, AfterValidator(_store_kind)] = names.StoreKind.MOUNT
     path: Annotated[str, AfterValidator(_store_path)] = ""
+    laptop_path: Annotated[str, AfterValidator(_laptop_path)] = ""
     bucket: str = ""
     prefix: Annotated[str, AfterValidator(_store_path)] = ""
     endpoint: Annotated[str, AfterValidator(_endpoint)] = ""

@@ -42,7 +42,7 @@ THIRD_PARTY = {
 # One file may import what its package may not.
 ALSO = {
     "stages/export.py": {"export"},
-    "run_control": {"export.bundle"},
+    "run_control": {"export.bundle", "vm_daemons.storage"},
     "bridgehead/torch_state.py": {"torch", "numpy"},
     "bridgehead/image.py": {"torch"},
 }

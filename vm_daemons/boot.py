@@ -17,16 +17,19 @@ from typing import Any
 from bridgehead import names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import cell, daemons, key_rotation, mounting, payload, takeover
+from vm_daemons import address, cell, daemons, key_rotation, mounting, payload, takeover
+from vm_daemons.address import Addresses
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
 from vm_daemons.peers import Peers
 from vm_daemons.storage import store_choice, store_setup, stored_payload
+from vm_daemons.storage.folder_store import FolderStore
 
 BOOT_LOG = "boot.log"
 LAPTOP_FIRST_S = 5.0  # then the store is looked into
 LAPTOP_PATIENCE_S = 120.0
 _LAPTOP = "the laptop"
+ADDRESS_TIMEOUT_S = 30.0
 SURVEY_TIMEOUT_S = 120.0  # a dead mount may hang whoever touches it
 
 
@@ -57,7 +60,7 @@ def boot(home: VmHome, code: str) -> None:
     began = time.monotonic()
     pairing = decode(code)
     home.create()
-    pairing = key_rotation.newest(home, pairing)
+    pairing = address.newest(home, key_rotation.newest(home, pairing))
     home.save_pairing(pairing)
     _unpack_api(home, pairing)
     record = home.update_record(boot_id=processes.boot_id(), ship_sha256=pairing.boot_sha256)
@@ -90,16 +93,38 @@ def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
 
     try:
         return ask(LAPTOP_FIRST_S)
-    except TransferError:
-        told = _without_laptop(home, pairing)
-    return told or ask(LAPTOP_PATIENCE_S)
+    except (TransferError, PairingError) as error:  # nobody there, or somebody else's bridge: it may have moved
+        told, trouble = stored_payload.from_disk(home), error
+    mount = None if told is not None else _mount(pairing)
+    if _has_moved(home, mount):
+        with contextlib.suppress(TransferError):
+            return ask(LAPTOP_FIRST_S)
+    elif isinstance(trouble, PairingError):
+        raise trouble
+    return _without_laptop(home, told, mount) or ask(LAPTOP_PATIENCE_S)
 
 
-def _without_laptop(home: VmHome, pairing: Pairing) -> dict[str, Any] | None:
-    told, mount = stored_payload.from_disk(home), None
+def _mount(pairing: Pairing) -> Path | None:
+    return store_setup.usable(pairing.store, cell.say) if pairing.store else mounting.find_store(cell.say)
+
+
+def _has_moved(home: VmHome, mount: Path | None) -> bool:
+    """Whether the store knows a newer address of the bridge than the pairing code; it is followed from now on."""
+    addresses = Addresses(home, cell.say)
+
+    def look() -> bool:
+        store = FolderStore(mount, proves=False) if mount is not None else store_choice.choose(home)
+        return store is not None and addresses.look([store]) is not None
+
+    try:
+        return mounting.in_time(look, ADDRESS_TIMEOUT_S, "the store")
+    except (BridgeheadError, OSError):  # whatever is wrong with the store is told where it is settled
+        return False
+
+
+def _without_laptop(home: VmHome, told: dict[str, Any] | None, mount: Path | None) -> dict[str, Any] | None:
     source = "this VM's own disk"
     if told is None:
-        mount = store_setup.usable(pairing.store, cell.say) if pairing.store else mounting.find_store(cell.say)
         source = f"the store {mount}"
         try:
             told = stored_payload.from_store(home, mount) if mount is not None else None

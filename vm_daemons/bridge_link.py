@@ -31,11 +31,21 @@ class Client(Protocol):
     def ack(self, command_id: str, record: AckRecord) -> None: ...
 
 
+Wait = Callable[[threading.Event, float], object]  # a pause until the event is set, or until something else calls
+
+
 class Poller:
     """Long polls for ever and hands what came to `deliver`; each command is asked for again until it is journalled."""
 
-    def __init__(self, client: Client, after: int, deliver: Callable[[list[Command]], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        after: int,
+        deliver: Callable[[list[Command]], None],
+        wait: Wait = threading.Event.wait,
+    ) -> None:
         self._client = client
+        self._wait = wait
         self._after = after
         self._deliver = deliver
         self._failures = 0
@@ -54,7 +64,7 @@ class Poller:
         while not self._stop.is_set():
             pause_s = self._poll_once()
             if pause_s:
-                self._stop.wait(pause_s)
+                self._wait(self._stop, pause_s)
 
     def _poll_once(self) -> float:
         """Seconds to wait before the next poll."""
@@ -95,8 +105,10 @@ class Outbox:
         *,
         disputed: Callable[[Command], None],
         settled: Callable[[Command], None],
+        wait: Wait = threading.Event.wait,
     ) -> None:
         self._client = client
+        self._wait = wait
         self._vm_id = vm_id
         self._journal = journal
         self._disputed = disputed
@@ -133,7 +145,7 @@ class Outbox:
                     self._due.popleft()
                     continue
                 failures += 1
-                self._stop.wait(pause_after(failures))
+                self._wait(self._stop, pause_after(failures))
 
     def _send(self, entry: Entry) -> bool:
         """False when it has to be tried again at once."""

@@ -14,9 +14,9 @@ import sys
 import time
 from collections.abc import Callable
 
-from bridgehead import files, names, processes, upload_text
+from bridgehead import announcement, files, names, processes, upload_text
 from bridgehead.records import duration
-from vm_daemons import beats, daemons, lifetime, release
+from vm_daemons import address, beats, daemons, lifetime, release
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 from vm_daemons.mounting import Remounter
@@ -62,6 +62,7 @@ class Heart:
         self._release = Release(home, say, clock)
         self._verdict: release.Verdict | None = None
         self._next_line = clock()
+        self._bridge = ""  # its address
         self._said: dict[str, tuple[str, float]] = {}
         self._told: dict[str, str] = {}  # by chore: its last trouble, said once
 
@@ -70,6 +71,7 @@ class Heart:
             self._leave_mark,
             self._mind_daemons,
             self._mind_silence,
+            self._tell_of_moves,
             self._remounter.mind,
             self._look_ahead,
             self._say_line,
@@ -110,6 +112,11 @@ class Heart:
             self._watch.forget(name)
             self._patience[name] = (min(PATIENCE_MAX_S, patience_s * 2), self._clock())
 
+    def _tell_of_moves(self) -> None:
+        before, self._bridge = self._bridge, self._home.pairing().url
+        if before not in ("", self._bridge):
+            say(f"the bridge moved to {announcement.host_of(self._bridge)}")
+
     def _look_ahead(self) -> None:
         """The cap, and whether the VM may be given back."""
         self._verdict = None  # of trouble with the look nobody concludes that all is well
@@ -141,7 +148,8 @@ class Heart:
 def summary(home: VmHome, verdict: release.Verdict | None = None) -> str:
     """Time, VM, its age, when the laptop last answered, each run that has not fully left it, and why it stays."""
     contact_s = age_s(home.state / daemons.CONTACT_MARK)
-    contact = "the laptop has not answered yet" if contact_s is None else f"laptop answered {duration(contact_s)} ago"
+    answered = "the laptop has not answered yet" if contact_s is None else f"laptop answered {duration(contact_s)} ago"
+    contact = address.waits(home) or answered
     seen = lifetime.outlook(home)
     age = duration(seen.age_s) + (f" of {duration(seen.cap_s)}" if seen.cap_s else "")
     head = f"{time.strftime('%H:%M')} {home.record()['vm_id']} · {contact} · up {age} · "
@@ -151,11 +159,11 @@ def summary(home: VmHome, verdict: release.Verdict | None = None) -> str:
 
 
 def _run_lines(home: VmHome) -> list[str]:
-    lines = []
+    lines, waits = [], address.waits(home)
     for folder in sorted(home.runs.iterdir()):
         if not (folder / names.MIRRORED).exists():
             try:
-                lines.append((folder / names.STATUS_LINE).read_text().strip())
+                lines.append((folder / names.STATUS_LINE).read_text().strip().removesuffix(f" · {waits}"))
             except OSError:
                 continue  # too new to have one
     return lines

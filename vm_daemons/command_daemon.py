@@ -21,6 +21,7 @@ from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
 from vm_daemons import beats, key_rotation, payload
+from vm_daemons.address import Patience
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
 from vm_daemons.client import BridgeClient
@@ -87,9 +88,14 @@ class CommandDaemon:
         )
         self._inputs = Inputs(home, store, self._when_inputs_found)
         self._outbox = Outbox(
-            client, self._vm_id, self._journal, disputed=self._when_disputed, settled=self._when_settled
+            client,
+            self._vm_id,
+            self._journal,
+            disputed=self._when_disputed,
+            settled=self._when_settled,
+            wait=Patience(home).wait,
         )
-        self._poller = Poller(client, self._journal.highest_delivery, self._when_delivered)
+        self._poller = Poller(client, self._journal.highest_delivery, self._when_delivered, Patience(home).wait)
         self._take_over = TakeOver(
             home,
             self._journal,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridgehead import files, names, processes
+from bridgehead import announcement, files, names, processes
 from bridgehead.errors import PairingError, UsageError
 from bridgehead.pairing import Pairing, decode
 from bridgehead.records import VmRules
@@ -87,11 +87,15 @@ class VmHome:
         files.write_json(self.state / names.VM_PAIRING, {"code": pairing.encode()}, mode=0o600)
 
     def pairing(self) -> Pairing:
-        """Read again at each use, so that a new cell run with a new code is picked up. Raises PairingError."""
+        """The code's, at the newest address that its laptop has announced. Raises PairingError.
+
+        Read again at each use, so that a new cell run with a new code, or a bridge that moved, is picked up.
+        """
         record = files.read_json(self.state / names.VM_PAIRING)
         if not isinstance(record, dict):
             raise PairingError("this VM is not paired", hint="run the bootstrap cell")
-        return decode(str(record.get("code", "")))
+        code = decode(str(record.get("code", "")))
+        return announcement.applied(code, files.read_json(self.state / names.ADDRESS))
 
     def rules(self) -> VmRules:
         """[vm] of the project, as the laptop told it when this VM was booted."""

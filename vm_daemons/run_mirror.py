@@ -57,6 +57,7 @@ class RunMirror:
         self._looked: object = None
         self._composed_at = float("-inf")  # monotonic
         self._levels_mark: tuple[int, int] | None = None
+        self._waits = ""  # what the last status.txt said that this VM waits for
         self._composed_with: tuple[int, int] | None = None  # mark of the checkpoints.json that the status tells of
 
     @property
@@ -83,8 +84,11 @@ class RunMirror:
 
     # --- main thread --------------------------------------------------------------------------------
 
-    def compose(self, now: float) -> None:
-        """Write status.json and status.txt when something in them changed, at most twice a second."""
+    def compose(self, now: float, waits: str = "") -> None:
+        """Write status.json and status.txt when something in them changed, at most twice a second.
+
+        `waits`: what this VM waits for; at the end of status.txt, for whoever looks at it here or in the store.
+        """
         self._read_levels()
         looked = (self._levels_mark, [_mark(self.run_dir / name) for name in _STATUS_SOURCES])
         pace_s = _LIVENESS_EVERY_S if looked == self._looked else 0.0 if self.ended else STATUS_EVERY_S
@@ -94,10 +98,16 @@ class RunMirror:
         self._looked, self._composed_at = looked, moment
         status = run_status.compose(self.run_dir, self._levels, now)
         self._composed_with = self._levels_mark
-        if self.status is not None and dataclasses.replace(self.status, updated=now) == status:
+        before, self._waits = self._waits, "" if self.ended else waits
+        if (
+            self.status is not None
+            and dataclasses.replace(self.status, updated=now) == status
+            and before == self._waits
+        ):
             return
+        line = " · ".join(filter(None, [status.line(), self._waits]))
         files.write_json(self.run_dir / names.STATUS, status.to_json())
-        files.write_atomic(self.run_dir / names.STATUS_LINE, (status.line() + "\n").encode())
+        files.write_atomic(self.run_dir / names.STATUS_LINE, (line + "\n").encode())
         self.status = status
 
     def relieve_log(self, cap_bytes: int) -> None:

@@ -20,10 +20,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bridgehead import files, names, processes
+from bridgehead import announcement, files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord
-from vm_daemons import beats, daemons, key_rotation, lifetime
+from vm_daemons import address, beats, daemons, key_rotation, lifetime
+from vm_daemons.address import Patience
 from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import Backoff, BridgeClient
 from vm_daemons.gauges import Gauges, age_s
@@ -66,6 +67,7 @@ class StatusDaemon:
         self._idle_s = IDLE_S
         self._heartbeat_s = 5.0
         self._dead_store_told: set[str] = set()
+        self._addresses = address.Addresses(home, log.warning)
 
     def run(self) -> None:
         self._gauges.start()
@@ -92,7 +94,7 @@ class StatusDaemon:
 
     def _loop(self, name: str, step: Callable[[], float]) -> None:
         """Do `step` for ever with the pause that it returns; trouble is told once and tried again, ever slower."""
-        backoff, told = Backoff(0.5), ""
+        backoff, told, patience = Backoff(0.5), "", Patience(self._home)
         while not self._stopping.is_set():
             if name == "compose":  # the main thread; the cell starts a daemon anew that gives no sign for minutes
                 beats.beat(self._home, names.STATUS_DAEMON)
@@ -107,7 +109,7 @@ class StatusDaemon:
                 log.exception("%s: unexpected", name)
                 pause_s = max(5.0, backoff.next_s())
             waiter = self._wake if name == "compose" else self._stopping
-            waiter.wait(pause_s)
+            patience.wait(waiter, pause_s)
             if waiter is self._wake:
                 self._wake.clear()
 
@@ -122,18 +124,19 @@ class StatusDaemon:
         self._store.look()
         self._heed_the_store()
         being_made = self._discover()
+        waits = address.waits(self._home) if self._runs else ""
         for name, mirror in list(self._runs.items()):
             if mirror.not_before <= time.monotonic():
-                self._guarded(mirror, functools.partial(self._compose, name, mirror))
+                self._guarded(mirror, functools.partial(self._compose, name, mirror, waits))
         if not self._runs:
             self._busy.clear()
             return FRESH_S if being_made else self._idle_s
         self._busy.set()
         return COMPOSE_EVERY_S
 
-    def _compose(self, name: str, mirror: RunMirror) -> None:
+    def _compose(self, name: str, mirror: RunMirror, waits: str) -> None:
         if not mirror.abandoned:
-            mirror.compose(time.time())
+            mirror.compose(time.time(), waits)
             mirror.relieve_log(self._home.rules().log_max_mb * 2**20)
         self._settle(name, mirror)
 
@@ -258,6 +261,8 @@ class StatusDaemon:
             (self._home.state / daemons.GOODBYE_MARK).touch()
         self._heartbeat_s = min(60.0, max(0.5, float(hints.get("heartbeat_s", 5))))
         self._pace.heed(hints.get("uploads"))
+        if announcement.KIND in hints:
+            self._addresses.take(hints[announcement.KIND], "the bridge itself")
         revoked = hints.get("revoked", [])
         if revoked:
             self._revoke([{"run_id": str(item["run_id"]), "attempt": int(item["attempt"])} for item in revoked])
@@ -277,6 +282,8 @@ class StatusDaemon:
             store=self._store.told(),
             cell_age_s=age_s(self._home.state / daemons.CELL_MARK),
             lifetime=lifetime.snapshot(self._home),
+            address_seq=self._home.pairing().seq,
+            address_note=str(self._addresses.note or self._store.record.get("address_note") or ""),
             runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
             uploads=self._pace.told(),
             **self._gauges.snapshot(),

@@ -20,6 +20,7 @@ from bridgehead import files, names
 from bridgehead.errors import BridgeheadError, StoreDenied, StoreGone
 from bridgehead.names import StoreKind
 from bridgehead.records import VmRules
+from vm_daemons.address import LOOK_EVERY_S, SILENT_AFTER_S, Addresses, Silence
 from vm_daemons.home import VmHome
 from vm_daemons.storage import publish, store_choice
 from vm_daemons.storage.confirm import Confirmer, SecondLook
@@ -39,6 +40,7 @@ ILL_CANARY_S = 15.0
 PUBLISH_EVERY_S = 0.25  # between two looks at the journal: a stat call
 SHIPMENTS_EVERY_S = 5.0
 LOST_PAUSE_MAX = 256  # canaries that came back well: some hours
+SILENCE_EVERY_S = 1.0
 NICE = 10
 _REQUESTS = {  # a second, and at once: bursts of small writes are refused as if the quota were used up
     StoreKind.MOUNT: (20.0, 400.0),
@@ -71,7 +73,7 @@ class Uploader:
         self._store = Store(home, self._paced)
         self.runs = RunUploads(home, self._store, self._store_says)
         self._confirmer: Confirmer | None = None
-        self._told: dict[str, Any] = {"payload": "", "note": "", "confirm_trouble": ""}
+        self._told: dict[str, Any] = {"payload": "", "note": "", "confirm_trouble": "", "address_note": ""}
         self._beat_number = _beat_number_before(home)
         self._lost: dict[str, tuple[int, int]] = {}  # what was: for how many canaries it is let alone, and since when
         self._well = 0  # canaries that came back well; with each, what was published is looked for again
@@ -83,6 +85,7 @@ class Uploader:
             "canary": self._canary_step,
             "publish": self._publisher(),
             "shipments": self._shipments(),
+            "address": self._address(),
         }
         # Daemon threads: one that hangs in a dead mount must not keep the process from ending.
         for name, step in steps.items():
@@ -290,6 +293,29 @@ class Uploader:
                 if not self._told["payload"]:
                     done["payload"] = payload
             return SHIPMENTS_EVERY_S if done.get("payload") == payload else CANARY_EVERY_S
+
+        return step
+
+    def _address(self) -> Callable[[], float]:
+        """While the bridge is silent: has the laptop left a new address? A mount may be late: its far end is asked."""
+        store, silence = Store(self._home, self._paced), Silence(self._home)
+        addresses = Addresses(self._home, log.warning)
+        second: list[ObjectStore] = []
+
+        def step() -> float:
+            if silence.lasts_s() < SILENT_AFTER_S or not store_choice.is_configured(self._home):
+                return SILENCE_EVERY_S
+            if not second:
+                with contextlib.suppress(BridgeheadError):  # nobody has signed in, or there is none
+                    second.extend(filter(None, [self._second()]))
+            try:
+                addresses.look([store.objects(), *second])
+            except BridgeheadError:
+                second.clear()  # somebody may sign in anew
+                raise
+            finally:
+                self._told["address_note"] = addresses.note
+            return LOOK_EVERY_S
 
         return step
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from cli_process import bridgehead
 
 from bridgehead import names, processes
-from run_control import local_vms, up, views
+from compute_backends import local_notebook
+from run_control import bridge_control, local_vms, up, views
 from run_control.project import Project
 from support import wait_until
 
@@ -59,8 +61,6 @@ def test_a_vm_that_gave_itself_back_is_shown_as_released_and_replaced(fresh: Pro
 
 
 def test_a_vm_that_lived_on_hears_of_a_new_bridge(fresh: Project, tmp_path: Path) -> None:
-    from run_control import bridge_control
-
     try:
         first = up.up(fresh, runtime=up.LOCAL, tunnel="none", port=0)
         wait_until(lambda: _joined(fresh, 1), 30, what="the VM's first heartbeat")
@@ -69,5 +69,23 @@ def test_a_vm_that_lived_on_hears_of_a_new_bridge(fresh: Project, tmp_path: Path
         again = up.up(fresh, runtime=up.LOCAL, tunnel="none", port=0)
         assert again.started_bridge and again.vm == first.vm and not again.started_vm
         wait_until(lambda: views.vms(fresh)[0]["last_seen"] > seen, 30, what="the VM at the bridge's new address")
+    finally:
+        up.down(fresh)
+
+
+def test_a_local_vm_hears_of_a_bridge_at_another_port_without_its_cell_run_again(fresh: Project) -> None:
+    try:
+        up.up(fresh, runtime=up.LOCAL, tunnel="none", port=0)
+        wait_until(lambda: _joined(fresh, 1), 60, what="the VM's first heartbeat")
+        old = bridge_control.need(fresh)
+        assert bridge_control.stop(fresh)
+        new = bridge_control.start(fresh, port=0, tunnel="none")
+        assert new.port != old.port
+        since = time.time()
+        wait_until(lambda: views.vms(fresh)[0]["last_seen"] > since, 60, what="the VM at the new address")
+        vm = local_vms.backend(fresh).list()[0]
+        log = vm.folder / local_notebook.CELL_LOG
+        moved = f"the bridge moved to 127.0.0.1:{new.port}"
+        wait_until(lambda: moved in log.read_text(), 30, what="the cell's word on it")
     finally:
         up.down(fresh)

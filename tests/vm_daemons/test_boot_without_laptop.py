@@ -15,7 +15,7 @@ import pytest
 
 from bridge_client import LiveBridge, live_bridge
 from bridgehead import files, names, signing
-from bridgehead.errors import BridgeheadError, TransferError, VerificationError
+from bridgehead.errors import BridgeheadError, PairingError, TransferError, VerificationError
 from bridgehead.pairing import Pairing
 from bridgehead.records import StoreSpec, VmRules
 from vm_daemons import boot, daemons, mounting, payload
@@ -332,3 +332,59 @@ def test_a_drive_without_a_sign_in_is_said_at_boot(tmp_path: Path, monkeypatch: 
     assert len(said) == 1 and names.SECRET_DRIVE in said[0] and "no credentials file" not in said[0]
     monkeypatch.setenv(names.SECRET_DRIVE, '{"token": "t"}')
     assert _settled(home, StoreSpec("drive"))[1] == []
+
+
+# --- the laptop is there, at another address -----------------------------------------------------------------
+
+
+def _announced(tmp_path: Path, live: LiveBridge, url: str) -> None:
+    """What the laptop leaves in the store."""
+    key_id, key = live.bridge.keys.current()
+    folder = tmp_path / "drive/demo" / names.STORE_ADDRESS
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{key_id}.json").write_text(json.dumps(live.bridge.address.renew("demo", url).signed(key)))
+
+
+def test_a_fresh_vm_with_an_old_code_finds_the_laptop_through_the_store(
+    tmp_path: Path, live: LiveBridge, pairing: Pairing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _announced(tmp_path, live, pairing.url)
+    home = fresh(tmp_path, pairing)
+    said = capsys.readouterr().out
+    host = f"127.0.0.1:{live.bridge.port}"
+    assert f"the bridge moved to {host} (told by the store)" in said and "2 fetched" in said
+    assert "the laptop does not answer" not in said and home.pairing().url == pairing.url
+
+
+def test_a_vm_that_was_booted_before_finds_it_in_its_own_store(
+    tmp_path: Path, live: LiveBridge, pairing: Pairing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = VmHome(tmp_path / "vm")
+    boot.boot(home, pairing.encode())
+    _announced(tmp_path, live, pairing.url)
+    fresh(tmp_path, pairing)
+    said = capsys.readouterr().out
+    assert "the bridge moved to" in said and "from this VM's own disk" not in said
+    assert home.pairing().seq == live.bridge.address.seq_of(pairing.url)
+
+
+def test_where_another_laptops_bridge_answers_by_now_the_store_is_asked_too(
+    tmp_path: Path, live: LiveBridge, pairing: Pairing, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "other").mkdir()
+    with live_bridge(tmp_path / "other") as other:
+        wrong = dataclasses.replace(pairing, url=f"http://127.0.0.1:{other.bridge.port}")
+        with pytest.raises(PairingError, match="does not accept"):
+            boot.boot(VmHome(tmp_path / "vm"), wrong.encode())
+        _announced(tmp_path, live, pairing.url)
+        boot.boot(VmHome(tmp_path / "vm"), wrong.encode())
+    assert "the bridge moved to" in capsys.readouterr().out
+
+
+def test_an_address_that_leads_nowhere_either_does_not_keep_a_vm_from_booting_without_the_laptop(
+    tmp_path: Path, live: LiveBridge, pairing: Pairing, published: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _announced(tmp_path, live, "http://127.0.0.1:10")
+    home = fresh(tmp_path, pairing)
+    said = capsys.readouterr().out
+    assert "payload of demo from the store" in said and home.pairing().url == "http://127.0.0.1:10"

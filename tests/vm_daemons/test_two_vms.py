@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
-import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from whole_vm import Vm
 
 from bridge.ledger_rows import CommandRow
 from bridge.project import ProjectView
 from bridge_client import LiveBridge, live_bridge, project
 from bridgehead import names, processes
-from bridgehead.records import StageSpec, StoreSpec, VmRules
+from bridgehead.records import StageSpec, VmRules
 from support import wait_until
-from vm_daemons import launch
 from vm_daemons.journal import Journal, Step
-from vm_run_support import log_of, python, vm_home
+from vm_run_support import python
 
-PATIENCE_S = 2.0
 LEDGER_PATIENCE_S = 7.0  # a heartbeat comes every 5 s
 STEPS = 30
 TRAINS = python(f"""
@@ -40,53 +35,6 @@ for step in range(begin + 1, {STEPS} + 1):
             (folder / "state.json").write_text(json.dumps({{"step": step}}))
 run.results({{"steps": {STEPS}}})
 """)
-
-
-class Vm:
-    """A home, and all of its daemons as processes."""
-
-    def __init__(self, root: Path, drive: Path, live: LiveBridge) -> None:
-        self.home = vm_home(root, store=drive)
-        self.home.save_pairing(live.bridge.pairing(f"http://127.0.0.1:{live.bridge.port}"))
-        self.home.update_record(
-            vm_rules=VmRules(lost_after_s=PATIENCE_S).to_json(), store_spec=StoreSpec("folder").to_json()
-        )
-        self.vm_id = str(self.home.record()["vm_id"])
-        self._processes: list[subprocess.Popen[bytes]] = []
-
-    def start(self) -> None:
-        env = {**os.environ, names.ENV_HOME: str(self.home.root), "PYTHONPATH": str(launch.SHIP), "PYTHONSAFEPATH": "1"}
-        for name in names.DAEMONS:
-            with (self.home.state / f"{name}.log").open("ab") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-m", f"vm_daemons.{name}"],
-                        env=env,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=log,
-                        start_new_session=True,
-                    )
-                )
-
-    def signal(self, sig: signal.Signals) -> None:
-        for pid in processes.tagged(names.ENV_HOME, str(self.home.root), but_not=[os.getpid()]):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, sig)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
-        for process in self._processes:
-            process.kill()
-            process.wait(10)
-
-    def die(self) -> None:
-        """With its disk."""
-        self.kill()
-        shutil.rmtree(self.home.root)
-
-    def log(self, run_id: str) -> str:
-        return log_of(self.home.run(run_id))
 
 
 class World:

@@ -39,7 +39,9 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _TEMP = re.compile(re.escape(files.TEMP_PREFIX) + r"([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}\Z")
 _ABANDONED_AFTER_S = 24 * 3600.0  # a temporary file of another machine: no single object takes so long
-_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO must not hang us
+# A FIFO must not hang us. Windows has only the last of these.
+_SAFE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
+_READ_FLAGS = os.O_RDONLY | _SAFE_FLAGS
 
 
 class FolderStore:
@@ -152,7 +154,7 @@ class FolderStore:
         sha256, md5, size = hashlib.sha256(), hashlib.md5(usedforsecurity=False), 0
         try:
             with self._told(key, writing=True):
-                fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+                fd = os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE_FLAGS, 0o644)
             with self._closing(key, fd) as writer:
                 while piece := next_piece():
                     sha256.update(piece)
@@ -163,7 +165,7 @@ class FolderStore:
             if check and self._digest(temp) != sha256.hexdigest():
                 raise VerificationError(f"{key} reads back from the store with another hash")
             with self._told(key, writing=True):
-                os.replace(temp, path)
+                files.replace(temp, path)
                 files.fsync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
@@ -308,7 +310,7 @@ def _is_abandoned(path: Path, boot: str, pid: int) -> bool:
 
 
 def _cut_and_unlink(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    fd = os.open(path, os.O_WRONLY | _SAFE_FLAGS)
     try:
         os.ftruncate(fd, 0)
     finally:
