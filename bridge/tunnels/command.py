@@ -5,12 +5,12 @@
 - `url`: the address is known beforehand. With {port} in it, and a `url_pattern` whose first group is a port, both
   make one.
 
-{port} in `command` is the bridge's port. Examples (the programs' own documentation, 2026; not run here):
+{port} in `command` is the bridge's port. Examples (none was run here; the words of bore and cloudflared are from their issues):
 
     ngrok      command = ["ngrok", "http", "{port}", "--log", "stdout", "--log-format", "logfmt"]
                url_pattern = 'msg="started tunnel" .* url=(https://\\S+)'
     frp        command = ["frpc", "-c", "frpc.toml"]       url = "https://bridge.example.org"
-    tailscale  command = ["tailscale", "funnel", "{port}"]  url_pattern = 'https://[a-z0-9-]+\\.[a-z0-9-]+\\.ts\\.net'
+    tailscale  command = ["tailscale", "funnel", "{port}"]  url_pattern = 'https://[a-z0-9.-]+\\.ts\\.net(?::\\d+)?'
                (without --bg: in the background it ends at once, and nobody could watch it)
     bore       command = ["bore", "local", "{port}", "--to", "relay.example.org"]
                url = "http://relay.example.org:{port}"     url_pattern = 'listening at \\S+:(\\d+)'

@@ -109,7 +109,7 @@ def test_requests_pass_through_a_program_of_the_users(live: LiveBridge) -> None:
             "https://abc-8766.usw2.devtunnels.ms",
         ),
         (
-            r"https://[a-z0-9-]+\.[a-z0-9-]+\.ts\.net",
+            r"https://[a-z0-9.-]+\.ts\.net(?::\d+)?",
             ["Available on the internet:", "", "https://host.tail1234.ts.net/", "|-- proxy http://127.0.0.1:8766"],
             "https://host.tail1234.ts.net",
         ),
