@@ -5,7 +5,7 @@
 - `url`: the address is known beforehand. With {port} in it, and a `url_pattern` whose first group is a port, both
   make one.
 
-{port} in `command` is the bridge's port. Examples (none was run here; the words of bore and cloudflared are from their issues):
+{port} in `command` is the bridge's port. Examples, none of which was run here:
 
     ngrok      command = ["ngrok", "http", "{port}", "--log", "stdout", "--log-format", "logfmt"]
                url_pattern = 'msg="started tunnel" .* url=(https://\\S+)'
