@@ -9,7 +9,6 @@ not got yet, so after another boot the parts are hashed again before they count.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import secrets
@@ -71,15 +70,15 @@ class Whole:
 
 @dataclass(frozen=True)
 class PartsProgress:
-    """`offset`: so many bytes from the beginning on are there without a gap. `missing`: numbers of parts."""
+    """`offset`: so many bytes from the beginning on are there without a gap. `missing`: numbers of parts.
+
+    `complete`: the file has appeared. Nothing missing is not enough for that: its disk may have been full just then.
+    """
 
     offset: int
     missing: tuple[int, ...]
     there_bytes: int = 0
-
-    @property
-    def complete(self) -> bool:
-        return not self.missing
+    complete: bool = False
 
 
 class PartsMismatch(Exception):
@@ -178,6 +177,8 @@ class PartStore:
                 upload = self._renamed(upload, whole) or self._begin(path, family, whole, upload, target)
             if upload.complete:
                 return self.state(upload)
+            if self._was_renamed(upload, target):
+                return self._note_complete(upload)
             self._check_again(upload, target.with_name(upload.temp))
             self._fill(upload, target.with_name(upload.temp))
             return self._finish(upload, target)
@@ -230,7 +231,7 @@ class PartStore:
 
     def state(self, upload: _Upload) -> PartsProgress:
         if upload.complete:
-            return PartsProgress(upload.whole.length, (), upload.whole.length)
+            return _arrived(upload)
         rows = self._db.rows("SELECT number FROM parts WHERE upload=? AND boot=?", (upload.id, self._boot))
         there = {number for (number,) in rows}
         missing = tuple(number for number in range(upload.whole.count) if number not in there)
@@ -306,10 +307,20 @@ class PartStore:
             os.fsync(handle.fileno())
         files.replace(temp, target)
         files.fsync_folder(target.parent)
-        done = ("UPDATE uploads SET complete=1 WHERE id=?", (upload.id,))
-        self._db.write(done, ("DELETE FROM parts WHERE upload=?", (upload.id,)))
+        return self._note_complete(upload)
+
+    def _was_renamed(self, upload: _Upload, target: Path) -> bool:
+        """Whether the bridge was killed between the rename and the note of it: each part lies at the target then."""
+        whole = upload.whole
+        if target.with_name(upload.temp).exists() or _size(target) != whole.length:
+            return False
+        with target.open("rb", buffering=0) as handle:
+            return all(_hash(handle, whole.size_of(number)) == whole.digest_of(number) for number in range(whole.count))
+
+    def _note_complete(self, upload: _Upload) -> PartsProgress:
+        self._db.write(("UPDATE uploads SET complete=1 WHERE id=?", (upload.id,)), _no_parts(upload))
         self._known.note(upload.family, _pieces(upload))
-        return PartsProgress(upload.whole.length, (), upload.whole.length)
+        return _arrived(upload)
 
     def _count(self, upload: _Upload, number: int) -> None:
         values = (upload.id, number, self._boot)
@@ -353,6 +364,14 @@ class PartStore:
             return self._locks.setdefault(path, threading.Lock())
 
 
+def _arrived(upload: _Upload) -> PartsProgress:
+    return PartsProgress(upload.whole.length, (), upload.whole.length, complete=True)
+
+
+def _no_parts(upload: _Upload) -> tuple[str, tuple[int]]:
+    return "DELETE FROM parts WHERE upload=?", (upload.id,)
+
+
 def _pieces(upload: _Upload) -> Iterator[Piece]:
     whole = upload.whole
     for number in range(whole.count):
@@ -369,7 +388,9 @@ def _hash(handle: FileIO, size: int) -> bytes:
 
 def _vanished(upload: _Upload, target: Path) -> bool:
     """A finished one whose file the user has removed or changed: it may be sent again."""
-    size = -1
-    with contextlib.suppress(FileNotFoundError):
-        size = target.stat().st_size
-    return upload.complete and size != upload.whole.length
+    return upload.complete and _size(target) != upload.whole.length
+
+
+def _size(path: Path) -> int:
+    found = files.plain_stat(path)
+    return -1 if found is None else found.st_size

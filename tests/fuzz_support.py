@@ -8,7 +8,6 @@ first from then on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -18,7 +17,7 @@ MORE = max(1, int(os.environ.get("FUZZ", "1")))
 DEEP = 3000  # brackets: more than any reader of JSON follows
 
 
-def fuzz(examples: int, **more: Any) -> Callable[[Any], Any]:
+def fuzz(examples: int, **more: Any) -> settings:
     """The settings of one fuzz test: this many examples in `make test`."""
     return settings(
         max_examples=examples * MORE,

@@ -31,7 +31,8 @@ HEADERS = st.fixed_dictionaries(
         names.HEADER_COMPLETE: st.sampled_from(["?0", "?1", "?2", "1", "true", "", "?0, ?1"]) | PLAIN,
         names.HEADER_GENERATION: st.sampled_from(["g1", "g2", "", "g" * 129, "g 1", "../g", "g\xe9"]) | PLAIN,
         names.HEADER_REPR_DIGEST: DIGESTS | PLAIN,
-        "Content-Type": st.sampled_from([uploads.PARTIAL, "text/plain", uploads.PARTIAL + ";x=1", "", "/"]) | PLAIN,
+        "Content-Type": st.sampled_from([names.PARTIAL_UPLOAD, "text/plain", names.PARTIAL_UPLOAD + ";x=1", "", "/"])
+        | PLAIN,
         "Content-Encoding": st.sampled_from(["identity", "gzip", "br"]),
         "Expect": st.sampled_from(["100-continue", "200-ok"]),
         "Range": st.sampled_from(["bytes=0-", "bytes=9-1", "x"]),
