@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from bridge import answers
 
@@ -60,6 +60,8 @@ class DoorkeepingServer(web.Server):
 
     def _hear(self, message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
         self._stop_waiting(protocol)
+        if message.version < HttpVersion11:  # so are those that can't be read: the answer must not tell them apart
+            message = message._replace(version=HttpVersion11)
         return web.BaseRequest(message, payload, protocol, writer, task, asyncio.get_running_loop())
 
     def _stop_waiting(self, handler: web.RequestHandler) -> None:

@@ -35,7 +35,8 @@ SCHEMA: Final = (
     "CREATE TRIGGER IF NOT EXISTS audit_given AFTER UPDATE OF vm_id, attempt ON commands WHEN NEW.vm_id != ''"
     " AND (NEW.vm_id, NEW.attempt) != (OLD.vm_id, OLD.attempt) BEGIN"
     f" INSERT INTO audit_outbox ({_COLUMNS}) VALUES (NEW.updated, NEW.seq, '{GIVEN}', {_KEY}, {_VALUES}, ''); END",
-    "CREATE TRIGGER IF NOT EXISTS audit_moved AFTER UPDATE OF state ON commands WHEN NEW.state != OLD.state BEGIN"
+    "CREATE TRIGGER IF NOT EXISTS audit_moved AFTER UPDATE OF state ON commands WHEN NEW.state != OLD.state"
+    f" AND NEW.state != '{RunState.QUEUED}' BEGIN"  # to be queued again is to be given, which has a line of its own
     f" INSERT INTO audit_outbox ({_COLUMNS}) VALUES (NEW.updated, NEW.seq, '{MOVED}', {_KEY}, {_VALUES}, ''); END",
 )
 BATCH_MAX: Final = 500

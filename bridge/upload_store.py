@@ -23,10 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from bridge import log_rotation
+from bridge import growing, log_rotation
 from bridge.disk_writes import WRITE_BACK_BYTES, append, start_write_back, write_all
 from bridge.targets import check_spelling, prepare_target
-from bridgehead import files, paths
+from bridgehead import files
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
 
 UPLOADS_FILE: Final = "uploads.sqlite3"
@@ -233,6 +233,8 @@ class UploadStore:
             append(fd, part.held, durable=part.last)
             if log_rotation.is_due(target, self._log_max_bytes()):
                 self._rotate(upload, target)
+            fd = growing.open_for_append(self._root, part.path)
+            _append(fd, part.held, durable=part.last)
         else:
             self._keep(part, upload, target)
         if part.last:

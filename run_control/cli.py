@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bridgehead import __version__
-from run_control import cli_project, cli_runs, cli_vms
+from run_control import cli_keys, cli_project, cli_runs, cli_vms
 from run_control.cli_support import run
 
 PROG = "bridgehead"
@@ -27,6 +27,7 @@ app = typer.Typer(
 cli_project.register(app)
 cli_runs.register(app)
 cli_vms.register(app)
+cli_keys.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -140,19 +140,21 @@ def down(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = 
 def notebook(
     context: typer.Context,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where to write it.")] = None,
+    key: Annotated[str, typer.Option("--key", metavar="KEY", help="Of this pairing; see keys list.")] = "",
     show_code: Annotated[bool, typer.Option("--show-code", help="Print the pairing code. It is a secret.")] = False,
     json: JsonFlag = False,
     project: ProjectFlag = None,
 ) -> int:
     """Write bootstrap.ipynb with the pairing code in it, ready to upload."""
-    from run_control import bridge_control
+    from run_control import bridge_control, key_control
     from run_control import notebook as writer
 
     found = project_of(context, project)
     if out is not None:
         writer.check(out)
-    pairing = bridge_control.pairing(found, bridge_control.need(found))
-    path = writer.write(out or found.notebook, pairing)
+    key_id = key_control.keys(found).find(key).id if key else ""
+    pairing = bridge_control.pairing(found, bridge_control.need(found), key_id)
+    path = writer.write(out or (found.private / f"bootstrap-{key_id}.ipynb" if key_id else found.notebook), pairing)
     data: dict[str, Any] = {"notebook": str(path)}
     if show_code:
         data["code"] = pairing.encode()

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.ledger_rows import REJECTED
-from bridgehead.errors import UsageError
+from bridgehead.errors import BridgeheadError, UsageError
 from run_control import bridge_control, locks, queue_writer
+from run_control.key_control import me
 from run_control.project import Project
 from run_control.views import ledger_of
 
@@ -47,8 +49,14 @@ def _alone(project: Project) -> Iterator[bool]:
             os.close(fd)
 
 
-def submit(project: Project, line: str) -> Queued:
-    """Append the line; with a live bridge wait until it is taken. Raises UsageError when the bridge rejects it."""
+def submit(project: Project, line: str, *, via: str = "cli") -> Queued:
+    """Append the line, and leave word for the audit file who did (`via`: cli or panel).
+
+    With a live bridge wait until it is taken. Raises UsageError when the bridge rejects it.
+    """
+    if project.ledger.is_file():
+        with contextlib.suppress(BridgeheadError, sqlite3.Error), ledger_of(project) as ledger:
+            ledger.note_origin(line, me(via))
     if bridge_control.find(project) is None:
         queue_writer.append(project.queue, [line])
         return Queued(line, taken=False)
