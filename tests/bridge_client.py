@@ -94,6 +94,7 @@ class Client:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         with contextlib.closing(connection):
             connection._validate_path = lambda url: None  # type: ignore[attr-defined]
+            connection._encode_request = lambda line: line.encode("latin-1")  # type: ignore[attr-defined]
             named = "Host" in self.headers or "Host" in headers
             connection.putrequest(method, target, skip_host=named, skip_accept_encoding=True)
             if body or method in ("PUT", "POST", "PATCH"):
