@@ -229,12 +229,10 @@ class UploadStore:
             self._still_written(part)
         upload, target = self._continued(part.path, part.upload.generation, part.offset)
         if upload.length is None:
-            fd = paths.open_inside(self._root, part.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+            fd = growing.open_for_append(self._root, part.path)
             append(fd, part.held, durable=part.last)
             if log_rotation.is_due(target, self._log_max_bytes()):
                 self._rotate(upload, target)
-            fd = growing.open_for_append(self._root, part.path)
-            _append(fd, part.held, durable=part.last)
         else:
             self._keep(part, upload, target)
         if part.last:
