@@ -1,8 +1,8 @@
 """Which bytes the laptop has already: pieces of what arrived, by size and SHA-256, so that nothing is sent twice.
 
-A hint, never a proof: whoever uses it hashes what it finds there. Each piece is known to the pairing under which it came
-(its family of keys, before and after a rotation) and to no other, so that nobody can ask whether somebody else's file
-is here.
+A hint, never a proof: whoever uses it hashes what it finds there. Each piece is known to the pairing under which it
+came (its family of keys, before and after a rotation) and to no other, so that nobody can ask whether somebody else's
+file is here.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class Payload:
         self._by_sha256: dict[str, str] = {}  # of the last manifest: to one of the paths that hold it
 
     def manifest(self) -> dict[str, Any]:
-        """`{"project", "payload_sha256", "requirements", "down_mb_s", "store", "vm", "allow_sh", "files"}`, sorted by path.
+        """`{"project", "payload_sha256", "requirements", "down_mb_s", "store", "vm", "allow_sh", "files"}`, by path.
 
         Raises ProjectError, and UsageError for a file whose name can't cross the wire or that can't be read.
         """
