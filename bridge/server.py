@@ -95,7 +95,7 @@ class Bridge:
             await web.SockSite(runner, listener).start()
             also = _listen_also(self.settings.also_host, self.port)
             if also is not None:
-                await web.SockSite(runner, stack.enter_context(also)).start()
+                await web.SockSite(runner, also).start()  # closes it, too
             self._running = stack.pop_all()
 
     async def stop(self) -> None:

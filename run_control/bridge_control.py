@@ -20,6 +20,7 @@ import bridgehead
 from bridgehead import files, names, processes
 from bridgehead.errors import BridgeDownError
 from bridgehead.pairing import Pairing
+from bridgehead.records import duration
 from run_control import locks, project_file
 from run_control.project import Project
 
@@ -68,6 +69,13 @@ def need(project: Project) -> LiveBridge:
     if not live.url:
         raise BridgeDownError(record_lost(project, live), hint=RESTART)
     return live
+
+
+def way_in(live: LiveBridge, *, now: float | None = None) -> str:
+    """How the public address is, in one line."""
+    lasting = duration((time.time() if now is None else now) - live.tunnel_since)
+    why = f": {live.tunnel_note}" if live.tunnel_note else ""
+    return f"tunnel {live.tunnel} at {live.url}: {live.tunnel_state} for {lasting}{why}"
 
 
 def record_lost(project: Project, live: LiveBridge) -> str:

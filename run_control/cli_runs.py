@@ -55,6 +55,7 @@ def status(
     project: ProjectFlag = None,
 ) -> int:
     """VMs and runs: state, progress, and how far the newest checkpoint has climbed."""
+    from bridge.tunnels import NONE
     from run_control import bridge_control, uploads_view, views
     from run_control.alarms import alarms
     from run_control.wait import outcome
@@ -69,7 +70,8 @@ def status(
         raise UsageError("--exit-status needs a RUN", hint=f"bridgehead status {names.PRETRAIN} --exit-status")
     live = bridge_control.find(found)
     runs, vms = views.runs(found), views.vms(found)
-    bridge = {"pid": live.pid, "port": live.port, "url": live.url, "tunnel": live.tunnel} if live else None
+    shown = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")
+    bridge = {name: getattr(live, name) for name in shown} if live else None
     trouble = alarms(found)
 
     def show() -> None:
@@ -88,6 +90,8 @@ def status(
             note("no bridge is running. next: bridgehead up")
         elif not live.url:
             note(f"{bridge_control.record_lost(found, live)}. next: {bridge_control.RESTART}")
+        elif live.tunnel != NONE or live.tunnel_note:
+            note(bridge_control.way_in(live))
 
     data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
     more = {"alarms": trouble, "uploads_paused": uploads_view.is_paused(found)}

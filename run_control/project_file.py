@@ -18,7 +18,7 @@ from bridgehead import names
 from bridgehead.errors import ProjectError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
-from run_control import toml_lines
+from run_control import toml_lines, tunnel_table
 from run_control.tunnel_table import TunnelTable
 
 SHELL_STAGE = "sh"  # the stage name that sh: lines run under
@@ -40,6 +40,11 @@ def load(root: Path) -> ProjectView:
         raise _mistake(path.name, text, error) from None
     _check_vm(path.name, text, parsed.vm)
     _check_stages(path.name, text, parsed.stages)
+    tunnel = parsed.tunnel.spec(root)
+    unsafe = tunnel_table.unsafe_token(tunnel, root)
+    if unsafe:
+        line = toml_lines.line_of(text, ["tunnel", "token_file"])
+        raise ProjectError(f"{path.name}:{line}: tunnel.token_file: {unsafe}")
     return ProjectView(
         name=parsed.project.name,
         stages={name: stage.spec(name) for name, stage in parsed.stages.items()},
@@ -50,7 +55,7 @@ def load(root: Path) -> ProjectView:
         store=StoreSpec(**parsed.store.model_dump(exclude={"kind", "laptop_path"}), kind=str(parsed.store.kind)),
         laptop_store=parsed.store.laptop_path,
         vm=parsed.vm.rules(parsed.project),
-        tunnel=parsed.tunnel.spec(root),
+        tunnel=tunnel,
         allow_sh=parsed.project.allow_sh,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bridge import tunnels
 from bridge.tunnels.spec import TunnelSpec
+from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 
@@ -150,6 +152,17 @@ def with_kind(spec: TunnelSpec, kind: str | None) -> TunnelSpec:
     if lacks:
         raise UsageError(f"--tunnel {kind}: {lacks}", hint="write it into [tunnel] of bridgehead.toml")
     return changed
+
+
+def unsafe_token(spec: TunnelSpec, root: Path) -> str:
+    """Why the token may not lie where it does; "" when it may. What lies in the project folder can get to a VM."""
+    if not spec.token_file:
+        return ""
+    inside = os.path.relpath(os.path.normpath(spec.token_file), os.path.normpath(root.absolute()))
+    first = Path(inside).parts[0] if Path(inside).parts else ""
+    if first in (os.pardir, names.PRIVATE_FOLDER) or Path(inside).is_absolute():
+        return ""
+    return f"it lies in the project folder, from where it might travel to a VM; move it to {names.PRIVATE_FOLDER}/"
 
 
 def _lacks(spec: TunnelSpec) -> str:

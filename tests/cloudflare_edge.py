@@ -16,7 +16,7 @@ import socket
 import ssl
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,7 @@ class Edge:
     pages: list[bytes] = field(default_factory=list)  # the next answers, one for each request, in place of the tunnel's
     asked: list[str] = field(default_factory=list)  # hosts, in the order of their requests
     foreign: bytes = b""  # the answer of a foreign server, to everything
+    on_request: Callable[[], None] = lambda: None  # before each answer
 
     @property
     def environment(self) -> dict[str, str]:
@@ -59,6 +60,7 @@ class Edge:
     def answer(self, host: str) -> bytes | int:
         """The port of the stub that has the host, or a whole answer of the edge's own."""
         self.asked.append(host)
+        self.on_request()
         if self.pages:
             return self.pages.pop(0)
         if self.foreign:

@@ -121,6 +121,56 @@ def test_an_edge_that_refuses_is_told_and_its_flood_of_lines_is_bounded(make: Ma
     assert max(map(len, tunnel.log_tail())) <= 500
 
 
+@pytest.mark.parametrize(
+    ("mode", "words", "step"),
+    [("blocked", "own check found no way out", "7844"), ("quic-blocked", "over QUIC", 'protocol = "http2"')],
+)
+def test_a_network_that_blocks_it_is_told_while_it_tries(make: Make, mode: str, words: str, step: str) -> None:
+    tunnel = make(mode)
+    wait_until(lambda: any("SUMMARY" in line or "WRN" in line for line in tunnel.log_tail()))
+    with pytest.raises(BridgeDownError, match=words) as caught:
+        tunnel.wait_url(0.1)
+    assert step in caught.value.hint
+
+
+def test_a_metrics_port_that_was_taken_is_tried_again_with_another(make: Make, stub: Path) -> None:
+    assert make("metrics-taken-once").wait_url(10) == "https://alpha-beta-gamma-2.trycloudflare.com"
+    ports = [
+        started(stub, life)["arguments"][started(stub, life)["arguments"].index("--metrics") + 1] for life in (1, 2)
+    ]
+    assert ports[0] != ports[1]
+
+
+def test_cloudflare_is_asked_less_often_when_it_says_that_it_was_too_much(make: Make, stub: Path) -> None:
+    tunnel = make(times=dataclasses.replace(TIMES, limited_s=3600.0))
+    tunnel.wait_url(10)
+    (stub / "mode").write_text("rate-limited")
+    tunnel.restart()
+    wait_until(lambda: "too many" in tunnel.trouble())
+    with pytest.raises(AssertionError):
+        wait_until((stub / "start-3").exists, 1.0)
+
+
+def test_a_restart_that_is_asked_for_brings_a_new_address(make: Make) -> None:
+    heard: list[str] = []
+    tunnel = make(on_new_url=heard.append)
+    tunnel.wait_url(10)
+    tunnel.restart()
+    wait_until(lambda: heard == ["https://alpha-beta-gamma-2.trycloudflare.com"])
+
+
+def test_after_a_sleep_it_is_given_time_to_connect_again(
+    make: Make, stub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[bool] = []
+    monkeypatch.setattr("bridge.tunnels.sleep.SleepWatch.woke", lambda self, planned_s: not slept.append(True))
+    tunnel = make()
+    tunnel.wait_url(10)
+    (stub / "down").touch()
+    wait_until(lambda: len(slept) > 20)
+    assert not (stub / "start-2").exists()
+
+
 def test_a_program_that_is_not_installed_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BridgeDownError, match="not on your PATH"):
