@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import secrets
 import ssl
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from bridge.probe_words import Answered, not_asked, not_ours
+from bridge.tunnels.public_url import is_loopback
 from bridgehead import names, signing
 from bridgehead.errors import BridgeDownError, PairingError
 
@@ -90,7 +90,9 @@ class Probe:
         connector = aiohttp.TCPConnector(force_close=True, use_dns_cache=False)
         try:
             async with (
-                aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=not _is_loopback(url)) as session,
+                aiohttp.ClientSession(
+                    connector=connector, timeout=timeout, trust_env=not is_loopback(urlsplit(url).hostname or "")
+                ) as session,
                 session.get(url + names.PROBE_PATH, headers=headers, allow_redirects=False) as response,
             ):
                 body = await response.content.read(_BODY_MAX_BYTES)
@@ -100,11 +102,3 @@ class Probe:
         except (aiohttp.ClientError, OSError, TimeoutError, ssl.SSLError, ValueError) as error:
             message, hint, settles = not_asked(url, error)
             raise ProbeFailed(message, hint=hint, settles=settles) from None
-
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -8,11 +8,11 @@ import re
 import shlex
 from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from bridge import tunnels
+from bridge.tunnels import public_url
 from bridge.tunnels.spec import TunnelSpec
 from bridgehead import names
 from bridgehead.errors import UsageError
@@ -22,8 +22,6 @@ PROTOCOLS = ("http2", "quic", "auto")
 _HOST_NAME = re.compile(
     r"(?=.{1,253}\Z)[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?)+\Z"
 )
-_URL_HOST = re.compile(r"[A-Za-z0-9.\-]+\Z|\[[0-9A-Fa-f:]+\]\Z")
-_PORT_WORD = "{port}"
 _SSH_OPTION = re.compile(r"[A-Za-z]+=\S.*\Z")
 
 
@@ -40,21 +38,12 @@ def _protocol(value: str) -> str:
 
 
 def _url(value: str) -> str:
-    """ "" or scheme://host[:port]. No path: each request's signature covers the path that the VM asks for."""
-    if not value:
-        return value
-    example = "such as https://bridge.example.com or http://192.168.1.20:8766"
-    if not value.startswith(("https://", "http://")):
-        raise ValueError(f"an address that starts with https:// or http://, {example}")
-    try:
-        parts = urlsplit(value.replace(_PORT_WORD, "1"))
-        host_only = parts.netloc.rpartition(":")[0] if parts.port is not None else parts.netloc
-    except ValueError:
-        raise ValueError(f"an address {example}") from None
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ValueError("an address without a path: signatures cover the path that a VM asks for")
-    if not _URL_HOST.match(host_only):
-        raise ValueError(f"an address {example}; without a name and a password in it")
+    """ "" or scheme://host[:port]; {port} may stand for the port."""
+    if value and not public_url.is_address(value.replace("{port}", "1")):
+        raise ValueError(
+            "an address such as https://bridge.example.com or http://192.168.1.20:8766, without a name, a password or"
+            " a path (signatures cover the path that a VM asks for)"
+        )
     return value.rstrip("/")
 
 
@@ -158,9 +147,8 @@ def unsafe_token(spec: TunnelSpec, root: Path) -> str:
     """Why the token may not lie where it does; "" when it may. What lies in the project folder can get to a VM."""
     if not spec.token_file:
         return ""
-    inside = os.path.relpath(os.path.normpath(spec.token_file), os.path.normpath(root.absolute()))
-    first = Path(inside).parts[0] if Path(inside).parts else ""
-    if first in (os.pardir, names.PRIVATE_FOLDER) or Path(inside).is_absolute():
+    token, home = (Path(os.path.normpath(path)) for path in (spec.token_file, root.absolute()))
+    if not token.is_relative_to(home) or token.is_relative_to(home / names.PRIVATE_FOLDER):
         return ""
     return f"it lies in the project folder, from where it might travel to a VM; move it to {names.PRIVATE_FOLDER}/"
 
