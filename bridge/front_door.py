@@ -45,7 +45,7 @@ class Times:
     worried_s: float = 5.0  # while it is not
     down_after_s: float = 60.0  # failing for so long: it will not recover by itself
     patience_max_s: float = 900.0  # restarts that don't help: after 60, 120, 240 … up to this
-    settle_s: float = SETTLE_S  # given to the very first address
+    settle_s: float = SETTLE_S  # given to the very first address, which has to become known
 
 
 class FrontDoor:

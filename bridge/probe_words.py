@@ -81,6 +81,12 @@ def not_ours(url: str, answered: Answered) -> Told:
             "another project's bridge, or the same tunnel on another machine? stop that one",
             False,
         )
+    if status == 421:
+        return (
+            f"what answers at {host} does not go by that name (421)",
+            "another project's bridge, or a proxy before ours that changes the Host header",
+            False,
+        )
     server = answered.header("server")
     by = f" ({server}, {status})" if server else f" ({status})"
     retry = status in (404, 408, 429) or status >= 500

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bridge import tunnels
-from bridge.front_door import FrontDoor, Standing
-from bridge.probe import Probe
+from bridge.front_door import FrontDoor, Standing, Times
+from bridge.probe import SETTLE_S, Probe
 from bridge.server import Bridge, BridgeSettings
 from bridge.tunnels.base import Tunnel
 from bridge.tunnels.none import lan_host
@@ -31,6 +31,7 @@ from run_control import announce, locks, notebook, project_file, tunnel_table
 from run_control.project import Project
 
 TUNNEL_READY_S = 60.0
+SETTLED_S = 10.0  # given to an address that was there before the bridge
 _HEARD_S = 30.0  # a VM beats every 5 s
 _TAIL_LINES = 20  # of the tunnel's own output, into our log when it fails
 _log = logging.getLogger(__name__)
@@ -172,7 +173,9 @@ def _front_door(
         vms = await asyncio.to_thread(bridge.ledger.vms)
         return any(time.time() - vm.last_seen < _HEARD_S for vm in vms)
 
-    door = FrontDoor(tunnel, Probe(bridge.keys.current, bridge.announce_host), publish=publish, told=told, heard=heard)
+    probe = Probe(bridge.keys.current, bridge.announce_host)
+    times = Times(settle_s=SETTLED_S if tunnel.name == tunnels.NONE else SETTLE_S)
+    door = FrontDoor(tunnel, probe, publish=publish, told=told, heard=heard, times=times)
     announcer.on_change = lambda: _call_on(loop, lambda: told(door.standing))
     return door
 

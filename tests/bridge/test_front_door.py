@@ -77,7 +77,7 @@ class Scene:
         async def heard() -> bool:
             return self.heard
 
-        probe = Probe(self.live.bridge.keys.current)
+        probe = Probe(self.live.bridge.keys.current, self.live.bridge.announce_host)
         return FrontDoor(self.way, probe, publish=publish, told=self.standings.append, heard=heard, times=times)
 
 
