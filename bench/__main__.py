@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoints, daemons, latency, recovery, runner, store_cost, transfer
+from bench import checkpoints, daemons, down, latency, recovery, runner, store_cost, transfer
 from bench.project import bench_project
 
 Row = dict[str, Any]
@@ -26,8 +26,11 @@ IN_PROJECT: dict[str, Callable[..., Iterator[Row]]] = {
 def main(argv: list[str] | None = None) -> int:
     """Exit 0 when every number holds its goal, 1 when one does not, with the rows on stdout either way."""
     parser = argparse.ArgumentParser(prog="python -m bench")
-    parser.add_argument("--only", nargs="*", default=[*IN_PROJECT, "runner", "checkpoints", "store", "transfer"])
+    parser.add_argument(
+        "--only", nargs="*", default=[*IN_PROJECT, "runner", "checkpoints", "store", "transfer", "down"]
+    )
     parser.add_argument("--mib", type=int, default=1024, help="size of the transferred file")
+    parser.add_argument("--files", type=int, default=10_000, help="how many small files are transferred")
     args = parser.parse_args(argv)
     held = True
     for row in _rows(args):
@@ -53,6 +56,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
             print("transfer: nginx is not here; on Debian: apt-get install nginx-light", file=sys.stderr)
         else:
             yield from transfer.against_nginx(args.mib)
+    if "down" in args.only and down.can_run():
+        yield from down.against_nginx(args.files, args.mib)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -46,7 +47,8 @@ class Payload:
         """
         view = self._load_project()
         with self._hashing:
-            listed = [entry for path in sorted(_selected(self._root, view)) if (entry := self._entry(path)) is not None]
+            found = sorted(_selected(self._root, view), key=lambda item: item[0])
+            listed = [entry for item in found if (entry := self._entry(*item)) is not None]
             self._by_sha256 = {entry["sha256"]: entry["path"] for entry in listed}
             self._listed = frozenset(entry["path"] for entry in listed)
             self._hashes.forget_all_but(self._listed)
@@ -119,8 +121,11 @@ class Payload:
             self.manifest()
         return self._listed or frozenset()
 
-    def _entry(self, relative: str) -> PayloadFile | None:
-        """None for a file that went away while we looked."""
+    def _entry(self, relative: str, seen: os.stat_result) -> PayloadFile | None:
+        """None for a file that went away while we looked. What is as it was when it was hashed is not even opened."""
+        known = self._hashes.same(relative, seen)
+        if known is not None:
+            return _entry(relative, seen, known)
         try:
             paths.check_relative(relative)
         except UsageError as error:
@@ -135,15 +140,14 @@ class Payload:
             raise UsageError(f"the payload file {relative!r} can't be read: {error.strerror}") from None
         try:
             info = os.fstat(fd)
-            mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
-            return {
-                "path": relative,
-                "size": info.st_size,
-                "sha256": self._hashes.now(relative, fd, info).sha256,
-                "mode": mode,
-            }
+            return _entry(relative, info, self._hashes.now(relative, fd, info))
         finally:
             os.close(fd)
+
+
+def _entry(relative: str, info: os.stat_result, hashed: Hashed) -> PayloadFile:
+    mode = 0o755 if info.st_mode & stat.S_IXUSR else 0o644
+    return {"path": relative, "size": info.st_size, "sha256": hashed.sha256, "mode": mode}
 
 
 def _open(root: Path, relative: str) -> int:
@@ -151,28 +155,25 @@ def _open(root: Path, relative: str) -> int:
     return paths.open_inside(root, relative, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
 
 
-def _selected(root: Path, view: ProjectView) -> Iterator[str]:
-    """Relative paths of the regular files that the globs choose. Links are neither sent nor followed."""
+def _selected(root: Path, view: ProjectView) -> Iterator[tuple[str, os.stat_result]]:
+    """Relative paths and state of the regular files that the globs choose. Links are neither sent nor followed."""
     include = [_compile(pattern) for pattern in view.payload_include]
     exclude = [_compile(pattern) for pattern in view.payload_exclude]
     for folder, folders, found in os.walk(root):
         at_top = Path(folder) == root
         skip = _NEVER | _NEVER_AT_TOP if at_top else _NEVER
         folders[:] = [name for name in folders if name not in skip]
+        prefix = "" if at_top else Path(folder).relative_to(root).as_posix() + "/"
         for name in found:
-            path = Path(folder) / name
-            relative = path.relative_to(root).as_posix()
+            relative = prefix + name
             if name in skip or not any(pattern.match(relative) for pattern in include):
                 continue
-            if not any(pattern.match(relative) for pattern in exclude) and _is_regular(path):
-                yield relative
-
-
-def _is_regular(path: Path) -> bool:
-    try:
-        return stat.S_ISREG(path.lstat().st_mode)
-    except OSError:
-        return False
+            if any(pattern.match(relative) for pattern in exclude):
+                continue
+            with contextlib.suppress(OSError):
+                info = os.lstat(os.path.join(folder, name))
+                if stat.S_ISREG(info.st_mode):
+                    yield relative, info
 
 
 def _compile(pattern: str) -> re.Pattern[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from bridgehead import blocks
 
 _SETTLED_S = 2.0  # a file changed so recently may change again without a change of its time stamp
-_CHUNK_BYTES = blocks.LEAST_BYTES
+_AHEAD = 8  # blocks that wait for their hash
 
 Stamp = tuple[int, int, int, int]  # mtime_ns, ctime_ns, size, inode
 
@@ -33,10 +35,15 @@ class Hashes:
         """What the file was when it was last hashed."""
         return self._known.get(relative)
 
+    def same(self, relative: str, info: os.stat_result) -> Hashed | None:
+        """What it was, when its state proves that it still is."""
+        known = self._known.get(relative)
+        return known if known is not None and known.settled and known.stamp == stamp_of(info) else None
+
     def now(self, relative: str, fd: int, info: os.stat_result) -> Hashed:
         """What the open file is, read if need be. Raises OSError."""
-        known = self._known.get(relative)
-        if known is None or not known.settled or known.stamp != stamp_of(info):
+        known = self.same(relative, info)
+        if known is None:
             known = self._known[relative] = _hash(fd, info)
         return known
 
@@ -51,21 +58,22 @@ def stamp_of(info: os.stat_result) -> Stamp:
 
 
 def _hash(fd: int, info: os.stat_result) -> Hashed:
-    """One pass for the whole and its blocks."""
+    """One pass for the whole and its blocks, each on a thread of its own."""
     settled = abs(time.time() - info.st_mtime) > _SETTLED_S  # before it is read: it may change meanwhile
-    step = blocks.block_bytes(info.st_size) if info.st_size >= blocks.FROM_BYTES else 0
-    whole, block, filled, listed = hashlib.sha256(), hashlib.sha256(), 0, []
+    big = info.st_size >= blocks.FROM_BYTES
+    whole, listed, under_way = hashlib.sha256(), [], deque[Future[bytes]]()
     os.lseek(fd, 0, os.SEEK_SET)
-    while piece := os.read(fd, _CHUNK_BYTES - filled % _CHUNK_BYTES):
-        whole.update(piece)
-        if not step:
-            continue
-        block.update(piece)
-        filled += len(piece)
-        if filled == step:
-            listed.append(block.digest())
-            block, filled = hashlib.sha256(), 0
-    if filled:
-        listed.append(block.digest())
+    with os.fdopen(os.dup(fd), "rb") as handle, ThreadPoolExecutor(1) as pool:
+        while piece := handle.read(blocks.block_bytes(info.st_size)):
+            if big:
+                under_way.append(pool.submit(_sha256, piece))
+            whole.update(piece)
+            if len(under_way) > _AHEAD:
+                listed.append(under_way.popleft().result())
+        listed += [digest.result() for digest in under_way]
     os.lseek(fd, 0, os.SEEK_SET)
     return Hashed(stamp_of(info), whole.hexdigest(), b"".join(listed), settled)
+
+
+def _sha256(piece: bytes) -> bytes:
+    return hashlib.sha256(piece).digest()

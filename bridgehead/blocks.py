@@ -39,7 +39,7 @@ def spans(size: int) -> Iterator[tuple[int, int]]:
 def digests_of_fd(fd: int, size: int) -> list[bytes]:
     """The SHA-256 of each block of an open file; one that ends early has an empty digest. Raises OSError."""
     os.lseek(fd, 0, os.SEEK_SET)
-    with os.fdopen(os.dup(fd), "rb", buffering=0) as handle:
+    with os.fdopen(os.dup(fd), "rb") as handle:
         return [hash_block(handle.read(length), length) for _, length in spans(size)]
 
 

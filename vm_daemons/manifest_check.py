@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Any
 
 from bridgehead import paths
@@ -34,10 +33,14 @@ def entries_of(manifest: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         if path in entries:
             raise _unsound(f"names {path} twice")
         entries[path] = entry
+    folders: set[str] = set()
     for path in entries:
-        for folder in map(str, PurePosixPath(path).parents):
+        folder = path.rpartition("/")[0]
+        while folder and folder not in folders:
             if folder in entries:
                 raise _unsound(f"names {folder} as a file and as a folder")
+            folders.add(folder)
+            folder = folder.rpartition("/")[0]
     return entries
 
 

@@ -62,7 +62,7 @@ def install(home: VmHome, document: dict[str, Any], bring: Bring) -> dict[str, A
     """
     manifest = document["body"]
     entries = entries_of(manifest)
-    tree, shelf = Tree(home), Shelf(home)
+    tree, shelf = Tree(home, entries), Shelf(home)
     wanted = [entry for entry in entries.values() if not tree.is_current(entry)]
     try:
         told = _bring_all(tree, shelf, entries, wanted, bring)

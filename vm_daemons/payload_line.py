@@ -47,6 +47,7 @@ class Line:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.ended = threading.Event()  # one thread has failed: the others need not go on
+        self.writing = threading.Lock()  # small files one after the other: threads that make files only queue up
         self.fetched_bytes = 0  # as they came down the line
         self._total_bytes = total_bytes
         self._done_bytes = 0  # of the total: fetched or found here

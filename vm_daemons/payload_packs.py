@@ -28,10 +28,11 @@ def fetch(client: BridgeClient, parts: list[Part], take: Take, line: Line) -> No
         body, why = _ask(client, left, line, read_bytes(tries))
         came = 0
         try:
-            for part, data in packs.unpack(body, left):
-                came += 1
-                if data is None or not _taken(take, part, data):
-                    changed = part.sha256
+            with line.writing:
+                for part, data in packs.unpack(body, left):
+                    came += 1
+                    if data is None or not _taken(take, part, data):
+                        changed = part.sha256
         except TransferError as error:
             why = error
         left = left[came:]

@@ -59,10 +59,13 @@ class Shelf:
         """Raises VerificationError when `data` is something else."""
         if hashlib.sha256(data).hexdigest() != sha256:
             raise VerificationError("arrived with another hash than the manifest names")
-        with open(self._create(sha256), "wb", buffering=0) as handle:
+        fd = self._create(sha256)
+        try:
             view = memoryview(data)
             while view:
-                view = view[handle.write(view) or 0 :]
+                view = view[os.write(fd, view) :]
+        finally:
+            os.close(fd)
         self._checked.add(sha256)
 
     def add_from(self, sha256: str, source: IO[bytes]) -> bool:
@@ -96,14 +99,14 @@ class Shelf:
 
     def take(self, sha256: str, target: Path | str, mode: int, *, last: bool) -> None:
         """Put the content at `target` by a rename; a copy of it unless this is its `last` use. Raises OSError."""
-        source = self.path(sha256)
+        source = f"{self.folder}/{sha256}"
         if last:
             self._checked.discard(sha256)
         else:
             copy = self.folder / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
-            with source.open("rb") as reader:
+            with open(source, "rb") as reader:
                 _copy(reader, copy)
-            source = copy
+            source = str(copy)
         os.chmod(source, mode)
         os.replace(source, target)
 
@@ -137,8 +140,8 @@ class Shelf:
     def held_bytes(self, sha256: str) -> int:
         """What of a content takes room here already, whole or in part."""
         held = 0
-        for path in (self.path(sha256), self.part(sha256)):
-            if path.name in self._found and (found := files.plain_stat(path)) is not None:
+        for name in (sha256, sha256 + _PART):
+            if name in self._found and (found := files.plain_stat(self.folder / name)) is not None:
                 held += found.st_blocks * 512
         return held
 
@@ -163,12 +166,12 @@ class Shelf:
 
     def _create(self, sha256: str) -> int:
         """Never into a file that is here: it may be one of a running stage under a second name."""
-        path = self.path(sha256)
+        path = f"{self.folder}/{sha256}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         try:
             return os.open(path, flags, 0o644)
         except FileExistsError:
-            path.unlink()
+            os.unlink(path)
             return os.open(path, flags, 0o644)
 
 

@@ -25,7 +25,8 @@ Entry = dict[str, Any]  # of the manifest: path, size, sha256, mode
 class Tree:
     """Remembers of each file that it put there what it was, so that it need not be read again to know it."""
 
-    def __init__(self, home: VmHome) -> None:
+    def __init__(self, home: VmHome, entries: dict[str, Entry]) -> None:
+        """`entries` are the manifest's, their paths checked."""
         self._root = home.payload
         self._record = home.state / _KNOWN
         record = files.read_json(self._record)
@@ -35,19 +36,26 @@ class Tree:
         if record.get("boot_id") != processes.boot_id():
             # Nothing is fsynced: after a power cut a file may have lost its content and kept its time.
             self._known = dict.fromkeys(self._known, {})
-        self._plain_folders: set[str] = set()
+        self._checked = set(entries)  # paths that are safe as they are spelt
+        self._plain_folders: set[str] = set()  # no links on the way to them
+        self._absent: set[str] = set()  # folders that were not there when the sync began
 
     def is_current(self, entry: Entry) -> bool:
         """Whether it is there with its size and hash; it gets its mode. A file not touched since then is not read."""
         relative = entry["path"]
+        folder = relative.rpartition("/")[0]
+        if folder in self._absent:
+            return False
         path = self.locate(relative)
         try:
             found = os.lstat(path)
         except (FileNotFoundError, NotADirectoryError):
+            if folder and folder not in self._plain_folders:
+                self._absent.add(folder)
             return False
         if found.st_size != entry["size"] or not stat.S_ISREG(found.st_mode):
             return False
-        if self._sha256_at(relative, found) != entry["sha256"] and files.sha256_file(Path(path)) != entry["sha256"]:
+        if (self._sha256_at(relative, found) or files.sha256_file(Path(path))) != entry["sha256"]:
             return False
         if found.st_mode & 0o777 != mode_of(entry):
             os.chmod(path, mode_of(entry))
@@ -74,18 +82,20 @@ class Tree:
 
     def sha256_of(self, relative: str) -> str:
         """What lies there, when it has not been touched since that was last known; else empty."""
-        with contextlib.suppress(OSError, UsageError):
-            return self._sha256_at(relative, os.lstat(self.locate(relative)))
+        if self._known.get(relative):
+            with contextlib.suppress(OSError, UsageError):
+                return self._sha256_at(relative, os.lstat(self.locate(relative)))
         return ""
 
     def locate(self, relative: str) -> str:
         """The path below the payload folder. Raises UsageError for an unsafe one, or one that goes through a link."""
-        folder = relative.rpartition("/")[0]
-        if folder in self._plain_folders:
+        if relative not in self._checked:
             paths.check_relative(relative)
-        else:
-            paths.inside(self._root, relative)
-            if folder and (self._root / folder).is_dir():
+            self._checked.add(relative)
+        folder = relative.rpartition("/")[0]
+        if folder and folder not in self._plain_folders:
+            paths.inside(self._root, folder)
+            if os.path.isdir(f"{self._root}/{folder}"):
                 self._plain_folders.add(folder)
         return f"{self._root}/{relative}"
 
