@@ -17,6 +17,7 @@ from enum import StrEnum
 from bridge.probe import SETTLE_S, Probe, ProbeFailed
 from bridge.tunnels.base import Restartable, SaysWhy, Tunnel
 from bridge.tunnels.sleep import SleepWatch
+from bridgehead.errors import BridgeheadError
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,9 @@ class FrontDoor:
         """Prove and publish the first address. Raises ProbeFailed that says what answered instead."""
         self._url = self._url or url  # the tunnel may have moved already
         await self._probe.until_it_answers(
-            self._url, deadline_s=self._times.settle_s, told=lambda failed: self._stand(DoorState.PROBING, failed)
+            self._url,
+            deadline_s=self._times.settle_s,
+            told=lambda failed: self._stand(DoorState.PROBING, note=failed.message),
         )
         await self._proven()
 
@@ -119,8 +122,9 @@ class FrontDoor:
             return
         try:
             await self._proven()
-        except OSError as error:  # a full disk: the next look tries again
-            _log.warning("the address of the bridge can't be written down: %s", error.strerror)
+        except (OSError, BridgeheadError) as error:  # a full disk, a damaged file: the next look tries again
+            _log.warning("the address of the bridge can't be written down: %s", error)
+            self._stand(DoorState.PROBING, note="the new address can't be written down on this machine")
 
     async def _proven(self) -> None:
         self._failing_since, self._patience_s = None, self._times.down_after_s
@@ -138,17 +142,16 @@ class FrontDoor:
         healthy = await asyncio.to_thread(self._tunnel.healthy)
         heard = await self._heard()
         lost = not heard and (not healthy or lasted_s >= self._times.down_after_s)
-        self._stand(DoorState.DOWN if lost else DoorState.PROBING, failed)
+        known = self._tunnel.trouble() if isinstance(self._tunnel, SaysWhy) else ""
+        self._stand(DoorState.DOWN if lost else DoorState.PROBING, note=known or failed.message)
         if healthy and not heard and lasted_s >= self._patience_s and isinstance(self._tunnel, Restartable):
             _log.warning("nothing gets through the tunnel for %.0f s: it is started anew", lasted_s)
             self._failing_since = now
             self._patience_s = min(self._patience_s * 2, self._times.patience_max_s)
             self._tunnel.restart()
 
-    def _stand(self, state: DoorState, failed: ProbeFailed | None = None) -> None:
+    def _stand(self, state: DoorState, *, note: str = "") -> None:
         """Remember and tell; `since` is when this state began."""
-        known = self._tunnel.trouble() if failed is not None and isinstance(self._tunnel, SaysWhy) else ""
-        note = known or (failed.message if failed is not None else "")
         if note and note != self.standing.note:
             _log.warning("%s: %s", self._url, note)
         since = self.standing.since if state is self.standing.state else time.time()

@@ -80,6 +80,7 @@ class _Record:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._written: dict[str, Any] = {}
+        self._failing = False
         pid = os.getpid()
         self._always: dict[str, Any] = {
             "v": names.RECORD_VERSION,
@@ -103,6 +104,16 @@ class _Record:
         if record != self._written:
             files.write_json(self._path, record, mode=0o600)
             self._written = record
+
+    def keep_up(self, state: str, **values: Any) -> None:
+        """`write` for a bridge that serves already: a full disk is no reason to end. The next call tries again."""
+        try:
+            self.write(state, **values)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                _log.warning("%s can't be written: %s", self._path.name, error.strerror)
+            self._failing = True
 
 
 async def _until_told(project: Project, port: int, kind: str, record: _Record) -> None:
@@ -167,7 +178,7 @@ def _front_door(
         values |= {**_process_of(tunnel), "address_trouble": announcer.trouble}
         if published:
             values |= {"port": bridge.port, "url": published, "boot_sha256": bridge.boot_sha256}
-        record.write(BridgeState.READY if published else BridgeState.STARTING, **values)
+        record.keep_up(BridgeState.READY if published else BridgeState.STARTING, **values)
 
     async def heard() -> bool:
         vms = await asyncio.to_thread(bridge.ledger.vms)

@@ -12,6 +12,7 @@ import pytest
 from bridge.front_door import DoorState, FrontDoor, Standing, Times
 from bridge.probe import Probe, ProbeFailed
 from bridge_client import LiveBridge
+from bridgehead.errors import PairingError
 
 TIMES = Times(tick_s=0.01, look_s=0.05, worried_s=0.02, down_after_s=0.3, patience_max_s=0.6, settle_s=5.0)
 NOWHERE = "http://127.0.0.1:1"  # no port that anybody listens at
@@ -53,7 +54,7 @@ class Scene:
     published: list[str] = field(default_factory=list)
     standings: list[Standing] = field(default_factory=list)
     heard: bool = False
-    fail: list[OSError] = field(default_factory=list)  # what the next publishings end with
+    fail: list[Exception] = field(default_factory=list)  # what the next publishings end with
 
     @property
     def url(self) -> str:
@@ -189,14 +190,15 @@ def test_since_when_it_is_so_stays_the_same_while_it_is_so(scene: Scene) -> None
     assert {standing.since for standing in scene.standings} == {scene.standings[-1].since}
 
 
-def test_a_full_disk_is_tried_again(scene: Scene) -> None:
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), PairingError("keys.json is damaged")])
+def test_an_address_that_cant_be_written_down_is_tried_again(scene: Scene, error: Exception) -> None:
     async def script(door: FrontDoor) -> None:
-        scene.fail.append(OSError(28, "No space left on device"))
+        scene.fail.append(error)
         door.moved(scene.url.replace("127.0.0.1", "localhost"))
         await until(lambda: len(scene.published) == 2)
 
     run(scene, script)
-    assert scene.fail == []
+    assert scene.fail == [] and "can't be written down" in "".join(standing.note for standing in scene.standings)
 
 
 def test_after_a_sleep_it_looks_at_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

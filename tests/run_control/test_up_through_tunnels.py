@@ -133,6 +133,25 @@ def test_a_tunnel_that_dies_comes_back_and_its_new_name_is_in_notebook_and_recor
     assert as_a_vm(after, edge, names.QUEUE_TEXT_PATH).status_code == 200
 
 
+@pytest.mark.usefixtures("edge")
+def test_a_bridge_that_cant_write_its_record_serves_on_and_writes_it_later(
+    project: Project, up: Cli, stub: Path
+) -> None:
+    assert up("--tunnel", "cloudflared").code == 0
+    whole = project.bridge_record.read_bytes()
+    project.bridge_record.unlink()
+    project.bridge_record.mkdir()
+    os.kill(json.loads((stub / "start-1").read_text())["pid"], signal.SIGKILL)
+    try:
+        wait_until(lambda: "bridge.json can't be written" in project.bridge_log.read_text(), 60)
+        wait_until(lambda: code_in_notebook(project).url == QUICK_2, 60, what="the new address in the notebook")
+        project.bridge_record.rmdir()
+        wait_until(lambda: (live := bridge_control.find(project)) and live.url == QUICK_2, 30, what="the record")
+    finally:
+        if not project.bridge_record.is_file():
+            project.bridge_record.write_bytes(whole)
+
+
 @pytest.mark.parametrize(
     ("mode", "words"),
     [
