@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -45,6 +46,7 @@ print(LocalNotebook(vms, drive).start(VmRequest(notebook)).name)
 """
 _CODE = re.compile(r"bh1\.[A-Za-z0-9_-]+")
 _ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
+_ABOVE_ALL = 2**52  # a pairing code's number
 _LAPTOP_DISK_MB = 160
 _VM_DISK_MB = 200
 _STORE_MB = 120
@@ -322,7 +324,8 @@ class World:
     def _write_notebook(self) -> None:
         """The bridge has just written the notebook with its own address; a person would paste the tunnel's code."""
         told = pairing.decode(_CODE.findall(self.project.notebook.read_text())[0])
-        ours = pairing.Pairing(f"http://127.0.0.1:{self.proxy.port}", told.key_id, told.key, told.boot_sha256)
+        # Numbered above all that the bridge announces: else the VMs would leave our proxy for its own address.
+        ours = dataclasses.replace(told, url=f"http://127.0.0.1:{self.proxy.port}", seq=_ABOVE_ALL)
         notebook.write(self.project.notebook, ours)
 
     def _disk(self, path: Path, size_mb: int) -> mounts.Disk:
