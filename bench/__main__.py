@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoints, daemons, down, latency, recovery, runner, store_cost, transfer
+from bench import checkpoints, daemons, down, latency, load, recovery, runner, store_cost, transfer
 from bench.project import bench_project
 
 Row = dict[str, Any]
@@ -31,6 +31,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--mib", type=int, default=1024, help="size of the transferred file")
     parser.add_argument("--files", type=int, default=10_000, help="how many small files are transferred")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long the load lasts, for each of two servers")
+    parser.add_argument("--vms", type=int, default=50, help="how many VMs the load has")
     args = parser.parse_args(argv)
     held = True
     for row in _rows(args):
@@ -56,6 +58,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
             print("transfer: nginx is not here; on Debian: apt-get install nginx-light", file=sys.stderr)
         else:
             yield from transfer.against_nginx(args.mib)
+    if "load" in args.only:
+        yield from load.under_load(load.Load(args.minutes, args.vms))
     if "down" in args.only and down.can_run():
         yield from down.against_nginx(args.files, args.mib)
 

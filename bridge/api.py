@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import re
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +29,7 @@ from bridge.keys import KeyStore
 from bridge.ledger import Ledger
 from bridge.payload import Payload
 from bridge.permits import Permits
+from bridge.polls import WaitingPolls
 from bridge.serving import content_of_bytes, serve
 from bridge.uploads import Uploads
 from bridgehead import announcement, names, paths, signing
@@ -66,21 +69,22 @@ class Api:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._deliveries = Deliveries(parts.payload)
+        self._polls = WaitingPolls(lambda asks: self._with_ledger(parts.ledger.news_of, asks))
         self._ledger_lock = asyncio.Lock()
-        self._changed = asyncio.Event()
+        self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # not behind bodies on a slow disk
         self._closing = False
         self._refused_at = float("-inf")
         loop = asyncio.get_running_loop()
-        parts.ledger.on_change(lambda: _call_on(loop, self._wake_polls))
+        parts.ledger.on_change(lambda: _call_on(loop, self._polls.changed))
 
     def close(self) -> None:
         """Answer the waiting polls now."""
         self._closing = True
-        self._wake_polls()
+        self._polls.wake_all()
 
     def wake(self) -> None:
         """Have the waiting polls look again: a key may have been revoked."""
-        self._wake_polls()
+        self._polls.wake_all()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         """Answer, and close the connection when its body did not go through aiohttp."""
@@ -200,15 +204,14 @@ class Api:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
-            changed = self._changed  # before asking, so that no change falls between the answer and the wait
+            mark = self._polls.mark()
             if not self._parts.permits.is_good(caller):
                 raise stranger()
             commands = await self._with_ledger(self._parts.ledger.deliver, vm, after)
             if commands or self._closing or loop.time() >= deadline:
                 break
             try:
-                async with asyncio.timeout_at(deadline):
-                    await changed.wait()
+                await self._polls.wait((vm, after), mark, deadline)
             except TimeoutError:
                 break
             if request.transport is None:  # a VM that has hung up must not be given anything
@@ -275,11 +278,8 @@ class Api:
     async def _with_ledger(self, function: Callable[..., T], *arguments: Any) -> T:
         """On a thread, since it may fsync, and one at a time, since SQLite has one writer."""
         async with self._ledger_lock:
-            return await asyncio.to_thread(function, *arguments)
-
-    def _wake_polls(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._ledger_thread, functools.partial(function, *arguments))
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """Request bodies: limits before the first byte is read, a time-out for a sender that stalls, and the signed digest.
 
-A body is read on the event loop and hashed (and written) on a thread in batches of a few MiB, one batch ahead of the
+A body is read on the event loop and hashed (and written) on a thread in batches of a MiB, one batch ahead of the
 other, so that neither a slow disk nor a big hash ever holds up a long poll. A big one never touches the loop: raw_body.
 """
 
@@ -19,7 +19,7 @@ from bridgehead.errors import TransferError, UsageError, VerificationError
 
 STALL_S: Final = 30.0
 SMALL_MAX_BYTES: Final = 2**20
-_BATCH_BYTES: Final = 4 * 2**20
+_BATCH_BYTES: Final = 2**20  # of each body that is under way; 200 slow senders hold so much at most
 
 
 def check_head(request: web.BaseRequest, limit_bytes: int) -> int | None:

@@ -134,6 +134,11 @@ class Ledger:
             self._changed()
         return commands
 
+    def news_of(self, asks: Sequence[tuple[str, int]]) -> list[bool]:
+        """For each (VM, last delivery) whether `deliver` may bring something. Only reads, and is no sign of life."""
+        with self._read() as db:
+            return [ledger_vms.has_news(db, vm_id, after) for vm_id, after in asks]
+
     def ack(self, command_id: str, record: AckRecord) -> None:
         """Note what a VM says of a command; repeating it, or saying it late, changes nothing.
 

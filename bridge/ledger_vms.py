@@ -59,14 +59,8 @@ def _give_back(db: sqlite3.Connection, vm_id: str, now: float) -> None:
 
 def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
     """Give the VM what is queued and may go there, in the queue's order; True when there was some."""
-    not_for_it = "" if ledger_keys.runs_shell(db, vm_id) else Verb.SH
-    waiting = db.execute(
-        "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (?, ?) AND target_vm IN ('', ?)"
-        " AND kept_off != ? AND verb != ? ORDER BY seq",
-        (RunState.QUEUED, RunState.LOST, vm_id, vm_id, not_for_it),
-    ).fetchall()
     given = 0
-    for row in waiting:
+    for row in _waiting_for(db, vm_id):
         if given == BATCH_MAX:
             break
         if not _may_go_to(db, row, vm_id):
@@ -78,6 +72,24 @@ def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
             (vm_id, next_delivery(db), RunState.QUEUED, now, row["seq"]),
         )
     return given > 0
+
+
+def has_news(db: sqlite3.Connection, vm_id: str, after: int) -> bool:
+    """Whether to look properly: something waits that may go to the VM, it has newer commands, or it is not alive."""
+    row = db.execute("SELECT state FROM vms WHERE vm_id = ?", (vm_id,)).fetchone()
+    if row is None or row["state"] != VmState.LIVE or commands_of(db, vm_id, after):
+        return True
+    return any(_may_go_to(db, waiting, vm_id) for waiting in _waiting_for(db, vm_id))
+
+
+def _waiting_for(db: sqlite3.Connection, vm_id: str) -> list[sqlite3.Row]:
+    """What has no VM and asks for this one or any, in the queue's order."""
+    not_for_it = "" if ledger_keys.runs_shell(db, vm_id) else Verb.SH
+    return db.execute(
+        "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (?, ?) AND target_vm IN ('', ?)"
+        " AND kept_off != ? AND verb != ? ORDER BY seq",
+        (RunState.QUEUED, RunState.LOST, vm_id, vm_id, not_for_it),
+    ).fetchall()
 
 
 def commands_of(db: sqlite3.Connection, vm_id: str, after: int) -> list[Command]:
