@@ -2,7 +2,8 @@
 
 A thread is enough. Measured on torch 2.13 with 96 MB of state: serialising, fsync and hashing let go of the
 interpreter's lock for nearly all of their time, so a step takes as long as without them; and a thread dies with
-its process, where a helper process would go on writing beside the next attempt.
+its process, where a helper process would go on writing beside the next attempt. It keeps the process's priority: one
+that is put back while it holds the interpreter's lock would hold up the training.
 """
 
 from __future__ import annotations
