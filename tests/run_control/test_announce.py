@@ -139,7 +139,7 @@ def test_what_was_tidied_away_is_put_there_again(desk: Desk, store: Faulty, monk
     monkeypatch.setattr(announce, "LOOK_AGAIN_S", 0.05)
     desk.announcer(_target(store)).announce(URL)
     wait_until(lambda: desk.told(store), 20, what="the address in the store")
-    shutil.rmtree(store.inner.root / "demo")
+    (store.inner.root / "demo" / names.STORE_ADDRESS / f"{desk.keys.current()[0]}.json").unlink()
     wait_until(lambda: desk.told(store), 20, what="the address in the store again")
 
 
