@@ -62,7 +62,7 @@ def scripted_server(answer: Handler) -> Iterator[str]:
         def do_GET(self) -> None:
             answer(self)
 
-        do_POST = do_PUT = do_GET
+        do_POST = do_PUT = do_HEAD = do_PATCH = do_DELETE = do_GET
 
         def log_message(self, *_: object) -> None:
             pass
