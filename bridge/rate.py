@@ -1,7 +1,7 @@
 """How many requests one pairing may send: a token bucket for each key, wide enough that honest work never meets it.
 
-Measured with the real daemons of one VM on loopback, with a run that writes 1 MB/s of log and its progress at each step:
-up to 80 requests a second. The limit is ten times that for each VM of the pairing, with ten seconds' worth at once.
+Measured with the real daemons of one VM on loopback, with a run that writes 1 MB/s of log and its progress at each
+step: up to 80 requests a second. The limit is ten times that for each VM of the pairing, ten seconds' worth at once.
 """
 
 from __future__ import annotations
