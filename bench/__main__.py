@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoints, daemons, down, latency, load, recovery, runner, store_cost, transfer
+from bench import checkpoints, daemons, down, latency, load, recovery, runner, store_cost, transfer, up
 from bench.project import bench_project
 
 Row = dict[str, Any]
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     """Exit 0 when every number holds its goal, 1 when one does not, with the rows on stdout either way."""
     parser = argparse.ArgumentParser(prog="python -m bench")
     parser.add_argument(
-        "--only", nargs="*", default=[*IN_PROJECT, "runner", "checkpoints", "store", "transfer", "down"]
+        "--only", nargs="*", default=[*IN_PROJECT, "runner", "checkpoints", "store", "transfer", "down", "up"]
     )
     parser.add_argument("--mib", type=int, default=1024, help="size of the transferred file")
     parser.add_argument("--files", type=int, default=10_000, help="how many small files are transferred")
@@ -62,6 +62,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from load.under_load(load.Load(args.minutes, args.vms))
     if "down" in args.only and down.can_run():
         yield from down.against_nginx(args.files, args.mib)
+    if "up" in args.only:
+        yield from up.rows(args.files)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
@@ -41,14 +41,14 @@ _INDEX_MAX_BYTES: Final = 4 * 2**20
 _HEX: Final = re.compile(r"[0-9a-f]{64}\Z")
 _FLUSHERS: Final = 8
 _DESCRIPTORS_MAX: Final = 128  # of one batch; the folders after that go by their paths
+_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
 _AT_DESCRIPTORS: Final = os.open in os.supports_dir_fd and os.rename in os.supports_dir_fd
 
 
 _Error = dict[str, object]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """One file of a batch; `path` is relative to the run's folder."""
 
     path: str
@@ -72,7 +72,7 @@ async def receive(
             return {"have": _place_known(root, run_id, caller.family, known, entries)}
         errors = _place(root, run_id, _with_bytes(entries, memoryview(body)[start:]))
         good = [entry for entry, error in zip(entries, errors, strict=True) if error is None]
-        known.note(caller.family, [_piece(run_id, entry) for entry in good])
+        known.note_whole(caller.family, [_piece(run_id, entry) for entry in good])
         return {"files": errors}
 
     return answer_json(await asyncio.to_thread(work))
@@ -123,7 +123,7 @@ def _place_known(root: Path, run_id: str, family: str, known: KnownContent, entr
     if copies:
         errors = _place(root, run_id, copies)
         placed = {entry.path for (entry, _), error in zip(copies, errors, strict=True) if error is None}
-        known.note(family, [_piece(run_id, entry) for entry, _ in copies if entry.path in placed])
+        known.note_whole(family, [_piece(run_id, entry) for entry, _ in copies if entry.path in placed])
     return [is_there or entry.path in placed for entry, is_there in zip(entries, there, strict=True)]
 
 
@@ -154,13 +154,13 @@ def _place(root: Path, run_id: str, found: Iterable[tuple[Entry, memoryview]]) -
 
 
 def _write(folders: _Folders, entry: Entry, data: memoryview) -> tuple[_Folder, str, str]:
-    paths.check_relative(f"{folders.root.name}/{entry.path}")
+    parent, _, name = entry.path.rpartition("/")
+    folders.check(parent, name)
     if hashlib.sha256(data).digest() != entry.sha256:
         raise VerificationError("the bytes do not match their SHA-256", hint="send it again")
-    parent, _, name = entry.path.rpartition("/")
     folder = folders.at(parent)
     folder.claim(name)
-    temp = f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
+    temp = folders.temp_name()
     fd = folder.create(temp)
     try:
         write_all(fd, data)
@@ -184,14 +184,15 @@ class _Folder:
 
     def claim(self, name: str) -> None:
         """Raises UsageError when the name can't be taken here."""
-        check_case(name, self.there)
-        if name in self.claimed:
-            raise UsageError(f"{name!r} comes twice")
-        if name.casefold() in self.there:
+        folded = name.casefold()
+        if folded in self.there:
+            check_case(name, self.there)
+            if name in self.claimed:
+                raise UsageError(f"{name!r} comes twice")
             with contextlib.suppress(FileNotFoundError):
                 if not stat.S_ISREG(os.lstat(self._at(name), dir_fd=self.fd).st_mode):
                     raise UsageError("there is something there that is not a plain file")
-        self.there[name.casefold()] = name
+        self.there[folded] = name
         self.claimed.add(name)
 
     def claim_folder(self, name: str) -> None:
@@ -201,8 +202,7 @@ class _Folder:
         self.there[name.casefold()] = name
 
     def create(self, temp: str) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-        return os.open(self._at(temp), flags, 0o644, dir_fd=self.fd)
+        return os.open(self._at(temp), _CREATE, 0o644, dir_fd=self.fd)
 
     def rename(self, temp: str, name: str) -> None:
         if self.fd is None:
@@ -230,6 +230,21 @@ class _Folders:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._open: dict[str, _Folder] = {}
+        self._checked: set[str] = set()
+        self._random = secrets.token_hex(8)
+        self._count = 0
+
+    def temp_name(self) -> str:
+        """One that nobody can guess, and that `sweep` knows."""
+        self._count += 1
+        return f"{files.TEMP_PREFIX}{self._random}-{self._count}"
+
+    def check(self, parent: str, name: str) -> None:
+        """Raises UsageError for what is no path of the wire; each folder is looked at once."""
+        if parent not in self._checked or len(self.root.name) + len(parent) + len(name) + 2 > paths.PATH_MAX:
+            paths.check_relative("/".join(filter(None, (self.root.name, parent, name))))
+            self._checked.add(parent)
+        paths.check_relative(name)
 
     def at(self, parent: str) -> _Folder:
         """Raises UsageError for a link or a file on the way, or another spelling of a folder that is there."""

@@ -11,9 +11,8 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from bridge.small_db import SmallDb
 from bridgehead import paths
@@ -30,8 +29,7 @@ CREATE INDEX IF NOT EXISTS by_digest ON pieces(digest);
 """
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """`size` bytes from `start` on of a file below in/, with their SHA-256."""
 
     path: str
@@ -54,10 +52,11 @@ class KnownContent:
         """These have arrived, verified; what their files held before is forgotten."""
         found = list(pieces)
         self._db.write_many("DELETE FROM pieces WHERE path=?", {(piece.path,) for piece in found})
-        self._db.write_many(
-            "INSERT OR REPLACE INTO pieces(path, start, size, digest, family) VALUES(?,?,?,?,?)",
-            ((piece.path, piece.start, piece.size, piece.digest, family) for piece in found),
-        )
+        self._insert(family, found)
+
+    def note_whole(self, family: str, pieces: Iterable[Piece]) -> None:
+        """The same for small files, each of one piece. What is left of bigger ones under their names proves nothing."""
+        self._insert(family, pieces)
 
     def find(self, family: str, size: int, digest: bytes) -> bytes | None:
         """The bytes themselves, read and hashed just now; None when no file of this pairing holds them any more."""
@@ -76,6 +75,12 @@ class KnownContent:
             return False
         data = self._read(path, 0, size + 1)
         return data is not None and hashlib.sha256(data).digest() == digest
+
+    def _insert(self, family: str, pieces: Iterable[Piece]) -> None:
+        self._db.write_many(
+            "INSERT OR REPLACE INTO pieces(path, start, size, digest, family) VALUES(?,?,?,?,?)",
+            ((*piece, family) for piece in pieces),
+        )
 
     def _read(self, path: str, start: int, size: int) -> bytes | None:
         with contextlib.suppress(OSError, UsageError):
