@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, TypeVar
 
 TEMP_PREFIX = ".tmp-"
 _CHUNK_BYTES = 1 << 20
+_NO_ROOM_BYTES = 1 << 20
 _ROOM_TRIES = 300
 _ROOM_PAUSE_S = 2.0
 T = TypeVar("T")
@@ -121,6 +122,15 @@ def append_line(path: Path, line: str, *, durable: bool = True) -> None:
             os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk of `folder` has less than 1 MiB left; False where it does not tell."""
+    try:
+        found = os.statvfs(folder)
+    except (OSError, AttributeError):
+        return False
+    return found.f_bavail * found.f_frsize < _NO_ROOM_BYTES
 
 
 def with_room(write: Callable[[], T], *, on_full: Callable[[], None], pause: Callable[[float], None] = time.sleep) -> T:

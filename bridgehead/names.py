@@ -224,3 +224,4 @@ class Ack(StrEnum):
 GATE_FAILED_EXIT_CODE: Final = 20  # the gate's verdict is "fail"
 NAN_LOSS_EXIT_CODE: Final = 21
 CHECKPOINT_EXIT_CODE: Final = 22  # it refuses the checkpoint it found
+DISK_FULL_EXIT_CODE: Final = 23  # something failed, and the VM's disk was full at that moment

@@ -408,7 +408,7 @@ def current_run() -> Run:
     if _current is None:
         _current = _open_run()
         atexit.register(_current._at_exit)
-        uncaught.install(_current.on_uncaught, leaves=names.ENV_RUN_DIR in os.environ)
+        uncaught.install(_current.on_uncaught, leaves=names.ENV_RUN_DIR in os.environ, folder=_current.folder)
         with contextlib.suppress(ValueError):  # not in the main thread: the stop file still works
             signal.signal(signal.SIGTERM, _current.on_stop_signal)
     return _current

@@ -8,7 +8,10 @@ Torch is imported inside the functions: the laptop imports this package and has 
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import errno
+import os
 import pickle
 import random
 import sys
@@ -17,6 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from bridgehead import files
 from bridgehead.async_save import memory_available_bytes
 from bridgehead.checkpoints import Checkpoint, CheckpointRefused
 
@@ -25,8 +29,13 @@ _ROOM_FACTOR = 1.25  # of the copies' size: pinned memory comes in rounded piece
 
 
 def save(folder: Path, parts: Mapping[str, Any], *, position: int) -> None:
-    """Write state.pt: `parts` (anything with state_dict()), the RNG states and the global sample position."""
-    _write(_state(parts, position), folder)
+    """Write state.pt: `parts` (anything with state_dict()), the RNG states and the global sample position.
+
+    On a full disk it waits for room, up to 10 minutes. Raises OSError.
+    """
+    state = _state(parts, position)
+    said = "the disk is full: the checkpoint waits for room"
+    files.with_room(lambda: _write(state, folder), on_full=lambda: _say(said))
 
 
 def load(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> int:
@@ -133,9 +142,23 @@ def _state(parts: Mapping[str, Any], position: int) -> dict[str, Any]:
 
 
 def _write(state: Mapping[str, Any], folder: Path) -> None:
+    """Raises OSError. torch has a RuntimeError for a full disk; half a file would keep it full."""
     import torch
 
-    torch.save(state, folder / STATE_FILE)
+    path = folder / STATE_FILE
+    try:
+        torch.save(state, path)
+    except (OSError, RuntimeError) as error:
+        full = files.is_full(folder)
+        path.unlink(missing_ok=True)
+        if full and not isinstance(error, OSError):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Any]:

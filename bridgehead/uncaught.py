@@ -6,21 +6,29 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
+from bridgehead import files, names
 from bridgehead.errors import BridgeheadError
 
 
-def install(say: Callable[[BridgeheadError], None], *, leaves: bool) -> None:
+def install(say: Callable[[BridgeheadError], None], *, leaves: bool, folder: Path) -> None:
     """From now on `say` hears of each of them; everything else goes to the hook that was there before.
 
-    `leaves`: the process then ends with the error's exit code, by which the stage runner tells why a run failed.
+    `leaves`: the process then ends with the error's exit code, by which the stage runner tells why a run failed. Any
+    other error on a disk that is full just then (the one of `folder`) has a code of its own, whatever it calls itself:
+    torch has a RuntimeError for it.
     """
     former = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
         if not isinstance(error, BridgeheadError):
-            former(kind, error, traceback)
+            full = isinstance(error, Exception) and files.is_full(folder)  # asked first: printing takes its time
+            with contextlib.suppress(OSError):
+                former(kind, error, traceback)
+            if leaves and full:
+                _leave(names.DISK_FULL_EXIT_CODE)
             return
         with contextlib.suppress(OSError):  # a full disk: the line is printed all the same
             say(error)

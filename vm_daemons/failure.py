@@ -63,7 +63,7 @@ def judge(
     """`code` is as subprocess has it: negative for a signal. `peak_bytes`: most memory of the stage's own process.
 
     `said`: its last words, for the codes by which a stage says why it failed. `disk_full`: there was no room left for
-    anything when it ended, its next line of output included.
+    anything when it ended, its next line of output included. A stage on our API says so itself, by its exit code.
     """
     how = f"ended by {signal_name(code)}" if code < 0 else f"exit code {code}{_SHELL_HINTS.get(code, '')}"
     if code == 0:
@@ -79,7 +79,7 @@ def judge(
     if code < 0 or code == STOPPED_EXIT_CODE:
         message = f"{how}, which nobody here sent; {oom.text(peak_bytes)}"
         return Ending(RunState.FAILED, FailureClass.KILLED, message, retry=True)
-    if disk_full and code not in _SAID_BY_CODE:
+    if code == names.DISK_FULL_EXIT_CODE or (disk_full and code not in _SAID_BY_CODE):
         message = f"{how} while this VM's disk was full"
         return Ending(RunState.FAILED, FailureClass.DISK_FULL, message, retry=True)
     failure, message = _SAID_BY_CODE.get(code, (FailureClass.USER_ERROR, how))

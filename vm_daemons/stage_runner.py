@@ -25,13 +25,12 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from vm_daemons import failure, gauges, launch, lifetime, outputs, run_status
+from vm_daemons import failure, launch, lifetime, outputs, run_status
 from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
 
 LEFTOVER_GRACE_S = 2.0  # for processes that outlive their stage, from SIGTERM to SIGKILL
-NO_ROOM_BYTES = 1 << 20
 EXIT_TRIES = 60  # once a second
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -86,7 +85,7 @@ class Runner:
             self._pass_stop_on()
         # WNOWAIT: until the leftovers are gone the stage stays a zombie, so that its session's number stays its own.
         os.waitid(os.P_PID, stage.pid, os.WEXITED | os.WNOWAIT)
-        self._disk_full = gauges.disk(self._dir)[1] < NO_ROOM_BYTES  # as it was when the stage ended
+        self._disk_full = files.is_full(self._dir)  # as it was when the stage ended
         leftovers = self._clear_up()
         _, status, usage = os.wait4(stage.pid, 0)
         stage.returncode = os.waitstatus_to_exitcode(status)

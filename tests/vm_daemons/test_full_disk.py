@@ -75,3 +75,56 @@ def test_nothing_is_started_on_a_disk_that_takes_no_line(rig: Rig, disk: Disk) -
         disk.empty()
         assert rig.wait_for_exit(train).state is RunState.DONE
     assert log_of(rig.dir(train)).count("waits for room") == 1
+
+
+SAVES_IN_A_FULL_DISK = (
+    "import bridgehead, pathlib, torch\n"
+    "from bridgehead import torch_state\n"
+    "run = bridgehead.current_run()\n"
+    "model = torch.nn.Linear(512, 512)\n"
+    "saved = run.latest_checkpoint()\n"
+    "print('up', flush=True)\n"
+    "while not pathlib.Path({go!r}).exists(): __import__('time').sleep(0.02)\n"
+    "with run.checkpoint(1) as folder:\n"
+    "    {save}\n"
+    "print('saved', flush=True)"
+)
+
+
+def _saves(go: Path, save: str) -> str:
+    return python(SAVES_IN_A_FULL_DISK.format(go=str(go), save=save))
+
+
+def test_a_checkpoint_waits_for_room(rig: Rig, disk: Disk, tmp_path: Path) -> None:
+    with rig.daemon():
+        train = rig.run(_saves(tmp_path / "go", "torch_state.save(folder, {'model': model}, position=1)"))
+        rig.laptop.queue(train)
+        wait_for_log(rig.dir(train), "up", 40)
+        disk.fill(leave_bytes=64 << 10)  # for the line that says so; the state takes a MiB
+        (tmp_path / "go").touch()
+        wait_for_log(rig.dir(train), "the disk is full: the checkpoint waits for room", 40)
+        disk.empty()
+        ended = rig.wait_for_exit(train)
+    log = log_of(rig.dir(train))
+    assert (ended.state, ended.retries) == (RunState.DONE, 0), log
+    assert "saved" in log and "Traceback" not in log
+
+
+def test_whatever_an_error_on_a_full_disk_calls_itself_the_run_is_started_again(
+    rig: Rig, disk: Disk, tmp_path: Path
+) -> None:
+    """torch has a RuntimeError for it; the disk may have room again by the time that the process is gone."""
+    save = "torch.save(model.state_dict(), folder / 'mine.pt')"
+    with rig.daemon():
+        train = rig.run(_saves(tmp_path / "go", save))
+        rig.laptop.queue(train)
+        wait_for_log(rig.dir(train), "up", 40)
+        stage = wait_for_stage(rig.dir(train))
+        disk.fill(leave_bytes=64 << 10)
+        (tmp_path / "go").touch()
+        wait_until(lambda: not Path(f"/proc/{stage}").exists(), 40, what="the stage's end, seen by its runner")
+        disk.empty()
+        ended = rig.wait_for_exit(train)
+    log = log_of(rig.dir(train))
+    assert (ended.state, ended.retries) == (RunState.DONE, 1), log
+    assert "Traceback" in log and "while this VM's disk was full: retry 1 of 2" in log
