@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from bridgehead import names, processes
-from chaos import mounts, relay_faults, store_check
+from chaos import mounts, store_check, url_faults
 from chaos.fault import Fault, Missed, kill
 from chaos.proxy import Mode
 from chaos.store_check import FolderRun
@@ -442,7 +442,7 @@ def _daemon_kinds() -> list[type[Fault]]:
 _ALL: list[type[Fault]] = [
     KillStage, KillRunner, KillStageAndRunner, *_daemon_kinds(), KillKernel, KillBridge, KillVm, LaptopOff,
     StopStage, StopDaemons, StopBridge, FreezeVm, TwoVms,
-    CutTunnel, SlowTunnel, FlappingTunnel, *relay_faults.ALL,
+    CutTunnel, SlowTunnel, FlappingTunnel, *url_faults.ALL,
     FullVmDisk, FullLaptopDisk, FullStore, DeadMount,
     ReorderingMount, DroppingMount, ZeroingMount, DuplicatingMount, StaleMount, SlowMount, HangingMount, FailingMount,
     NoUploads,

@@ -180,6 +180,8 @@ class _Round:
         finally:
             self._heal_all()
             self._attendant.close()
+        if self.world.proxy.acks < len(self._views):
+            self.verdict.fail("VMs spoke past the proxy: nothing that broke the tunnel was felt")
         judge.after(self.world, self.verdict, self._reference, self._shells)
 
     # --- queue -------------------------------------------------------------------------------------

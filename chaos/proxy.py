@@ -1,4 +1,4 @@
-"""The tunnel that the campaign can break: TCP from where the VM calls to where the bridge listens.
+"""The tunnel that the campaign can break: TCP from where the VM calls to where the bridge, or its relay, listens.
 
 It also sees when a VM answers the queue, and can hold such a request, or the laptop's word on it, for a fault.
 """
@@ -30,15 +30,13 @@ class Mode(StrEnum):
 class Proxy:
     """In a thread of its own. `on_ack(n)` is called for the n-th answer that a VM begins to send, and may take time."""
 
-    def __init__(self, target_port: int) -> None:
-        self._target = target_port
+    def __init__(self) -> None:
         self._mode = Mode.OPEN
         self._writers: set[asyncio.StreamWriter] = set()
-        self._more: list[asyncio.Server] = []
+        self._servers: list[asyncio.Server] = []
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
-        self.port = 0
         self.acks = 0
         self.hold_ack: Callable[[int, str], threading.Event | None] = lambda _number, _side: None
 
@@ -51,8 +49,9 @@ class Proxy:
         self._thread.join(timeout=10)
 
     def stand_before(self, port: int) -> None:
-        """Lead AWAY:port to 127.0.0.1:port as well, for good. From any thread; takes effect soon."""
-        self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._listen(port)))
+        """Lead AWAY:port to 127.0.0.1:port, for good. From any thread; takes effect soon."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(lambda: self._loop.create_task(self._listen(port)))
 
     def set_mode(self, mode: Mode) -> None:
         """Takes effect at once, for what is under way too."""
@@ -64,14 +63,11 @@ class Proxy:
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
-        serve = functools.partial(self._serve, self._target)
-        server = self._loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
-        self.port = server.sockets[0].getsockname()[1]
         flapping = self._loop.create_task(self._flap())
         self._ready.set()
         self._loop.run_forever()
-        for open_one in (server, *self._more):
-            open_one.close()
+        for server in self._servers:
+            server.close()
         flapping.cancel()
         self._break_all()
         left = asyncio.all_tasks(self._loop)
@@ -92,7 +88,7 @@ class Proxy:
 
     async def _listen(self, port: int) -> None:
         with contextlib.suppress(OSError):  # it stands there already
-            self._more.append(await asyncio.start_server(functools.partial(self._serve, port), AWAY, port))
+            self._servers.append(await asyncio.start_server(functools.partial(self._serve, port), AWAY, port))
 
     async def _serve(self, target: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._mode is Mode.CUT:

@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -24,14 +23,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridgehead import files, names, pairing, processes
+from bridgehead import files, names, processes
 from chaos import mounts, stores, workload
 from chaos.log_check import Life
 from chaos.proxy import AWAY, Proxy
 from chaos.relay import Relay, free_port
 from chaos.store_check import StoredRun
 from compute_backends.local_notebook import CONTENT, VM_HOME, LocalNotebook, LocalVm
-from run_control import notebook, views
+from run_control import views
 from run_control.project import Project
 
 SSH = "ssh"
@@ -44,9 +43,7 @@ from compute_backends.local_notebook import LocalNotebook
 vms, drive, notebook = map(pathlib.Path, sys.argv[1:])
 print(LocalNotebook(vms, drive).start(VmRequest(notebook)).name)
 """
-_CODE = re.compile(r"bh1\.[A-Za-z0-9_-]+")
 _ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
-_ABOVE_ALL = 2**52  # a pairing code's number
 _LAPTOP_DISK_MB = 160
 _VM_DISK_MB = 200
 _STORE_MB = 120
@@ -103,7 +100,7 @@ class World:
         self.truth = self.folder / "truth"
         self.cloud = self.folder / "cloud"
         self.bridge_port = free_port()
-        self.proxy = Proxy(self.bridge_port)
+        self.proxy = Proxy()
         self.relay = Relay(self.folder / "relay", self.proxy.stand_before) if self.tunnel == SSH else None
         self._disks: list[mounts.Disk] = []
 
@@ -117,6 +114,8 @@ class World:
         self.proxy.start()
         if self.relay is not None:
             self.relay.start()
+        else:
+            self.proxy.stand_before(self.bridge_port)
         workload.write_project(self.project.root, self._tunnel_table())
         (self.project.root / names.QUEUE_FILE).touch()
         self.project.make_private()
@@ -135,14 +134,14 @@ class World:
             mounts.set_clock(self.clock[name], 0.0)
 
     def up(self) -> None:
-        """`bridgehead up`, and a notebook whose pairing code leads through our proxy. Raises CommandRefused."""
+        """`bridgehead up`; the address that it gets leads through our proxy. Raises CommandRefused."""
         self.command("up", "--tunnel", self.tunnel, "--port", str(self.bridge_port))
-        if self.tunnel != SSH:
-            self._write_notebook()
 
     def move_bridge(self) -> None:
         """Whoever starts the bridge next does so at another port."""
         self.bridge_port = free_port()
+        if self.relay is None:
+            self.proxy.stand_before(self.bridge_port)
 
     def down(self) -> None:
         with contextlib.suppress(CommandRefused, subprocess.TimeoutExpired):
@@ -157,9 +156,9 @@ class World:
         shown = [processes.command_line(pid) for pid in left]
         for pid in left:
             processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
-        self.proxy.stop()
         if self.relay is not None:
             self.relay.stop()
+        self.proxy.stop()
         if keep:
             self._keep_evidence()
         if hasattr(self, "store"):
@@ -315,18 +314,10 @@ class World:
         _copy(self.cloud, self.folder / "evidence" / "cloud")
 
     def _tunnel_table(self) -> str:
-        if self.relay is None:
-            return ""
-        options = json.dumps(self.relay.options())
-        url = f"http://{AWAY}:{{port}}"
-        return f'\n[tunnel]\nkind = "{SSH}"\nhost = "127.0.0.1"\noptions = {options}\nurl = "{url}"\n'
-
-    def _write_notebook(self) -> None:
-        """The bridge has just written the notebook with its own address; a person would paste the tunnel's code."""
-        told = pairing.decode(_CODE.findall(self.project.notebook.read_text())[0])
-        # Numbered above all that the bridge announces: else the VMs would leave our proxy for its own address.
-        ours = dataclasses.replace(told, url=f"http://127.0.0.1:{self.proxy.port}", seq=_ABOVE_ALL)
-        notebook.write(self.project.notebook, ours)
+        lines = ["", "[tunnel]", f'kind = "{self.tunnel}"', f'url = "http://{AWAY}:{{port}}"']
+        if self.relay is not None:
+            lines += ['host = "127.0.0.1"', f"options = {json.dumps(self.relay.options())}"]
+        return "\n".join([*lines, ""])
 
     def _disk(self, path: Path, size_mb: int) -> mounts.Disk:
         disk = mounts.Disk(path, size_mb)

@@ -37,41 +37,55 @@ def _answer(peer: socket.socket) -> None:
 
 
 @pytest.fixture
-def proxy() -> Iterator[Proxy]:
+def port() -> Iterator[int]:
     with _echo() as port:
-        made = Proxy(port)
-        made.start()
-        yield made
-        made.stop()
+        yield port
 
 
-def _ask(proxy: Proxy, text: bytes = b"hello", timeout_s: float = 5.0) -> bytes:
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=timeout_s) as peer:
+@pytest.fixture
+def proxy(port: int) -> Iterator[Proxy]:
+    made = Proxy()
+    made.start()
+    made.stand_before(port)
+    made.stand_before(port)
+    wait_until(lambda: _stands(port), 20)
+    yield made
+    made.stop()
+
+
+def _stands(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((AWAY, port), timeout=5):
+        return True
+    return False
+
+
+def _ask(port: int, text: bytes = b"hello", timeout_s: float = 5.0) -> bytes:
+    with socket.create_connection((AWAY, port), timeout=timeout_s) as peer:
         peer.sendall(text)
         return peer.recv(65536)
 
 
-def test_open_and_slow_let_everything_through(proxy: Proxy) -> None:
-    assert _ask(proxy) == b"hello"
+def test_open_and_slow_let_everything_through(proxy: Proxy, port: int) -> None:
+    assert _ask(port) == b"hello"
     proxy.set_mode(Mode.SLOW)
-    assert _ask(proxy) == b"hello"
+    assert _ask(port) == b"hello"
 
 
-def test_a_cut_breaks_what_was_under_way_and_is_over_once_it_is_opened(proxy: Proxy) -> None:
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=5) as peer:
+def test_a_cut_breaks_what_was_under_way_and_is_over_once_it_is_opened(proxy: Proxy, port: int) -> None:
+    with socket.create_connection((AWAY, port), timeout=5) as peer:
         peer.sendall(b"hello")
         assert peer.recv(10) == b"hello"
         proxy.set_mode(Mode.CUT)
         with contextlib.suppress(ConnectionResetError):
             assert peer.recv(10) == b""
     with contextlib.suppress(ConnectionResetError, BrokenPipeError):
-        assert _ask(proxy) == b""
+        assert _ask(port) == b""
     proxy.set_mode(Mode.OPEN)
-    assert _ask(proxy) == b"hello"
+    assert _ask(port) == b"hello"
 
 
 @pytest.mark.parametrize("side", ["request", "answer"])
-def test_an_answer_to_the_queue_waits_for_the_fault(proxy: Proxy, side: str) -> None:
+def test_an_answer_to_the_queue_waits_for_the_fault(proxy: Proxy, port: int, side: str) -> None:
     seen, go_on = threading.Event(), threading.Event()
 
     def hold(_number: int, asked: str) -> threading.Event | None:
@@ -82,25 +96,10 @@ def test_an_answer_to_the_queue_waits_for_the_fault(proxy: Proxy, side: str) -> 
 
     proxy.hold_ack = hold
     got: list[bytes] = []
-    asking = threading.Thread(target=lambda: got.append(_ask(proxy, b"POST /queue/1/ack HTTP/1.1\r\n")))
+    asking = threading.Thread(target=lambda: got.append(_ask(port, b"POST /queue/1/ack HTTP/1.1\r\n")))
     asking.start()
     assert seen.wait(5)
     assert got == []
     go_on.set()
     asking.join(5)
     assert got and proxy.acks == 1
-
-
-def test_it_stands_before_more_ports_under_another_name_and_cuts_them_too(proxy: Proxy) -> None:
-    def ask() -> bytes:
-        with contextlib.suppress(OSError), socket.create_connection((AWAY, port), timeout=5) as peer:
-            peer.sendall(b"hello")
-            return peer.recv(65536)
-        return b""
-
-    with _echo() as port:
-        proxy.stand_before(port)
-        proxy.stand_before(port)
-        wait_until(lambda: ask() == b"hello", 20)
-        proxy.set_mode(Mode.CUT)
-        assert ask() == b""

@@ -17,7 +17,7 @@ from chaos.relay import Relay
 from chaos.world import SSH
 from support import wait_until
 
-RELAYED = {"url-change", "url-change-bridge", "relay-down"}
+RELAYED = {"url-change", "relay-down"}
 with_sshd = pytest.mark.skipif(bool(relay.missing()), reason=relay.missing())
 
 
@@ -55,6 +55,7 @@ def test_each_port_that_it_chooses_is_heard_of(host: Relay, heard: list[int]) ->
 def test_faults_of_the_relay_strike_only_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert {kind for kind, fault in FAULTS.items() if fault.tunnel == SSH} == RELAYED
     assert not RELAYED & set(campaign._kinds(None, "none"))
+    assert "url-change-bridge" in campaign._kinds(None, "none")
     assert "url-change" not in capsys.readouterr().err
     with pytest.raises(SystemExit):
         campaign._kinds(["url-change"], "none")

@@ -1,4 +1,4 @@
-"""Faults of a tunnel through a relay: each of them gives the bridge another address, which VMs have to be told."""
+"""Faults that give the bridge another address, of which VMs have to hear; two of them need a relay in the path."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class UrlChange(_Relayed):
             raise Missed("nobody is connected to the relay")
 
 
-class UrlChangeBridge(_Relayed):
+class UrlChangeBridge(Fault):
     """The bridge dies, and the user starts it again at another port."""
 
     kind = "url-change-bridge"
