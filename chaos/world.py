@@ -44,6 +44,7 @@ vms, drive, notebook = map(pathlib.Path, sys.argv[1:])
 print(LocalNotebook(vms, drive).start(VmRequest(notebook)).name)
 """
 _ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
+_KILLS = 100
 _LAPTOP_DISK_MB = 160
 _VM_DISK_MB = 200
 _STORE_MB = 120
@@ -154,8 +155,13 @@ class World:
         """
         left = self.tagged()
         shown = [processes.command_line(pid) for pid in left]
-        for pid in left:
-            processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
+        for _ in range(_KILLS):  # one may have been forking
+            for pid in left:
+                processes.send(pid, processes.KILL, started_ticks=processes.start_ticks(pid))
+            if not left:
+                break
+            time.sleep(0.05)
+            left = self.tagged()
         if self.relay is not None:
             self.relay.stop()
         self.proxy.stop()
