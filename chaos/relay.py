@@ -37,7 +37,7 @@ ClientAliveInterval 1
 ClientAliveCountMax 3
 """
 _ALLOCATED = re.compile(rb"debug1: Allocated listen port (\d+)")
-_START_S = 20.0
+_START_S = 60.0
 
 
 def missing() -> str:

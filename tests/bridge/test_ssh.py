@@ -25,8 +25,8 @@ from bridgehead.errors import BridgeDownError, UsageError
 from relay_rig import Relay
 from support import wait_until
 
-TIMES = Times(ask_s=0.01, check_s=0.02, restart_s=20.0, pause_s=0.05, pause_max_s=0.2, stop_s=2.0)
-WAIT_S = 20.0
+TIMES = Times(ask_s=0.01, check_s=0.02, restart_s=60.0, pause_s=0.05, pause_max_s=0.2, stop_s=2.0)
+WAIT_S = 60.0
 pytestmark = pytest.mark.skipif(bool(relay_rig.MISSING), reason=relay_rig.MISSING)
 
 Make = Callable[..., SshReverse]
@@ -165,7 +165,7 @@ def test_a_relay_that_does_not_answer_any_more_is_left_for_a_new_connection(rela
     before = tunnel.pid
     frozen = relay.sessions()
     relay.signal_sessions(signal.SIGSTOP)
-    wait_until(lambda: heard, 30)
+    wait_until(lambda: heard, WAIT_S)
     assert tunnel.pid != before and tunnel.healthy()
     for pid in frozen:
         with contextlib.suppress(ProcessLookupError):

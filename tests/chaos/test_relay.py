@@ -40,14 +40,14 @@ def test_each_port_that_it_chooses_is_heard_of(host: Relay, heard: list[int]) ->
     tunnel = SshReverse(spec, times=Times(pause_s=0.05, check_s=0.02))
     tunnel.start(9)
     try:
-        first = tunnel.wait_url(20)
-        wait_until(lambda: [f"http://127.0.0.2:{port}" for port in heard] == [first], 20)
+        first = tunnel.wait_url(60)
+        wait_until(lambda: [f"http://127.0.0.2:{port}" for port in heard] == [first], 60)
         assert host.signal_sessions(signal.SIGKILL) > 0
-        wait_until(lambda: len(heard) == 2 and tunnel.healthy(), 20)
+        wait_until(lambda: len(heard) == 2 and tunnel.healthy(), 60)
         host.stop()
-        wait_until(lambda: not tunnel.healthy(), 20)
+        wait_until(lambda: not tunnel.healthy(), 60)
         host.start()
-        wait_until(lambda: len(heard) == 3 and tunnel.healthy(), 20)
+        wait_until(lambda: len(heard) == 3 and tunnel.healthy(), 60)
     finally:
         tunnel.stop()
 
