@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoints, daemons, down, latency, load, recovery, runner, store_cost, transfer, up
+from bench import checkpoints, daemons, down, latency, load, peers, recovery, runner, store_cost, transfer, up
 from bench.project import bench_project
 
 Row = dict[str, Any]
@@ -33,11 +34,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--files", type=int, default=10_000, help="how many small files are transferred")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long the load lasts, for each of two servers")
     parser.add_argument("--vms", type=int, default=50, help="how many VMs the load has")
+    parser.add_argument("--markdown", action="store_true", help="after the rows, the table of the peers for the README")
     args = parser.parse_args(argv)
-    held = True
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that what was started is ended
+    held, rows = True, []
     for row in _rows(args):
+        rows.append(row)
         print(json.dumps(row), flush=True)
         held &= row.get("holds", True)
+    if args.markdown:
+        print(peers.markdown(rows))
     return 0 if held else 1
 
 
@@ -58,6 +64,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
             print("transfer: nginx is not here; on Debian: apt-get install nginx-light", file=sys.stderr)
         else:
             yield from transfer.against_nginx(args.mib)
+    if "peers" in args.only:
+        yield from peers.against_peers(args.mib, args.files)
     if "load" in args.only:
         yield from load.under_load(load.Load(args.minutes, args.vms))
     if "down" in args.only and down.can_run():

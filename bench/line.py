@@ -15,7 +15,7 @@ _UNDER_WAY_MAX = 64  # pieces that a connection may have on the line
 
 @contextlib.contextmanager
 def line(target_port: int, mb_s: float, delay_s: float) -> Iterator[int]:
-    """Yields the port that leads through the line to `target_port`; `mb_s` holds for what comes back."""
+    """Yields the port that leads through the line to `target_port`; `mb_s` holds for each direction."""
     argv = [sys.executable, "-m", "bench.line", str(target_port), str(mb_s), str(delay_s)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE)
     try:
@@ -29,14 +29,14 @@ def line(target_port: int, mb_s: float, delay_s: float) -> Iterator[int]:
 class _Line:
     def __init__(self, target_port: int, mb_s: float, delay_s: float) -> None:
         self._target, self._rate, self._delay_s = target_port, mb_s * 1e6, delay_s
-        self._free_at = 0.0  # when the line has sent what was put on it
+        self._free_at = {"there": 0.0, "back": 0.0}  # when the line has sent what was put on it
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, to_there = await asyncio.open_connection("127.0.0.1", self._target)
         with contextlib.suppress(OSError, asyncio.CancelledError):
-            await asyncio.gather(self._pump(reader, to_there, paced=False), self._pump(there, writer, paced=True))
+            await asyncio.gather(self._pump(reader, to_there, "there"), self._pump(there, writer, "back"))
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, paced: bool) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: str) -> None:
         under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_UNDER_WAY_MAX)
         sending = asyncio.create_task(self._send(under_way, writer))
         loop = asyncio.get_running_loop()
@@ -44,9 +44,8 @@ class _Line:
         while data:
             data = await reader.read(_CHUNK_BYTES)
             now = loop.time()
-            if paced:
-                self._free_at = max(self._free_at, now) + len(data) / self._rate
-                await asyncio.sleep(max(0.0, self._free_at - now))
+            self._free_at[way] = max(self._free_at[way], now) + len(data) / self._rate
+            await asyncio.sleep(max(0.0, self._free_at[way] - now))
             await under_way.put((loop.time() + self._delay_s, data))
         await sending
 
