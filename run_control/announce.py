@@ -27,7 +27,7 @@ from vm_daemons.storage.pace import Backoff
 
 FIRST_PAUSE_S = 2.0
 MOST_PAUSE_S = 300.0
-LOOK_AGAIN_S = 600.0  # somebody may have tidied the store, or a key was added
+LOOK_AGAIN_S = 30.0  # somebody may have tidied or damaged the store, or a key was added; a VM finds it within a minute
 _STOP_S = 2.0
 _log = logging.getLogger(__name__)
 

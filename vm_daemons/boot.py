@@ -28,6 +28,7 @@ from vm_daemons.storage.folder_store import FolderStore
 BOOT_LOG = "boot.log"
 LAPTOP_FIRST_S = 5.0  # then the store is looked into
 LAPTOP_PATIENCE_S = 120.0
+SETTLE_TRIES, SETTLE_PAUSE_S = 30, 10.0  # five minutes for files that change while they are fetched
 _LAPTOP = "the laptop"
 ADDRESS_TIMEOUT_S = 30.0
 SURVEY_TIMEOUT_S = 120.0  # a dead mount may hang whoever touches it
@@ -85,7 +86,7 @@ def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
 
     def ask(patience_s: float) -> dict[str, Any]:
         told: dict[str, Any] = with_retries(
-            lambda: _sync(client, home, pairing), give_up_after_s=patience_s, on_retry=cell.say
+            lambda: _sync_settled(client, home, pairing), give_up_after_s=patience_s, on_retry=cell.say
         )
         with contextlib.suppress(OSError):  # a full disk is no reason not to boot
             (home.state / daemons.CONTACT_MARK).touch()
@@ -102,6 +103,17 @@ def _payload(home: VmHome, pairing: Pairing) -> dict[str, Any]:
     elif isinstance(trouble, PairingError):
         raise trouble
     return _without_laptop(home, told, mount) or ask(LAPTOP_PATIENCE_S)
+
+
+def _sync_settled(client: BridgeClient, home: VmHome, pairing: Pairing) -> dict[str, Any]:
+    """Files that somebody is saving just now are waited for: a cell that ends here leaves a VM without daemons."""
+    for _ in range(SETTLE_TRIES):
+        try:
+            return _sync(client, home, pairing)
+        except payload.Unsettled as error:
+            cell.say(f"{error.message}; tried again in {SETTLE_PAUSE_S:.0f} s")
+            time.sleep(SETTLE_PAUSE_S)
+    return _sync(client, home, pairing)
 
 
 def _mount(pairing: Pairing) -> Path | None:

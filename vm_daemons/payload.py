@@ -31,6 +31,10 @@ _CHANGES_MAX = 5  # manifests that are outdated before they are fetched: somebod
 Bring = Callable[[Tree, Shelf, list[Entry]], int]  # onto the shelf, one entry per SHA-256; how many bytes came
 
 
+class Unsettled(VerificationError):
+    """Somebody is saving files on the laptop just now; in a while it may go well."""
+
+
 def sync(client: BridgeClient, home: VmHome, say: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Fetch what the laptop's manifest names and the folder lacks; remove what an earlier one named and this doesn't.
 
@@ -45,7 +49,7 @@ def sync(client: BridgeClient, home: VmHome, say: Callable[[str], None] | None =
             except Changed as error:
                 changed = error
         files_of = [entry["path"] for entry in document["body"]["files"] if entry["sha256"] == changed.sha256]
-        raise VerificationError(
+        raise Unsettled(
             f"{', '.join(files_of[:1]) or 'a file'} was another one on the laptop than its manifest named, each of"
             f" {_CHANGES_MAX} times; the old files stay",
             hint="let the files on the laptop settle, then sync: again",

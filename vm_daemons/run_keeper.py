@@ -12,11 +12,12 @@ from pathlib import Path
 
 from bridgehead import names
 from bridgehead.checkpoints import CheckpointRefused
-from bridgehead.errors import BridgeheadError, StoreError, SupersededError, VerificationError
+from bridgehead.errors import BridgeheadError, StoreError, SupersededError, UsageError, VerificationError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord
 from vm_daemons import failure, gauges, launch, lifetime, run_folder
+from vm_daemons.client import Rejected
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
 from vm_daemons.lifetime import Deadline
@@ -147,9 +148,9 @@ class RunKeeper:
 
     def _fetch(self, task: Task) -> None:
         """In a thread of its own: a sick mount may hang it for as long as it likes."""
-        if self._wants_payload(task.command):
-            self._refresh_payload(task.command)
         try:
+            if self._wants_payload(task.command):
+                self._refresh_payload(task.command)
             inputs = run_folder.prepare(self._home, self._store, task.command)
         except (OSError, BridgeheadError) as caught:
             error = caught
@@ -163,9 +164,14 @@ class RunKeeper:
         return run_folder.runs_payload(command) and (entry is None or entry.starts == 0)
 
     def _refresh_payload(self, command: Command) -> None:
-        """A laptop that is away holds nothing up."""
+        """A laptop that is away holds nothing up; one that can't make a payload of what is there now does.
+
+        Raises UsageError then: the files that are on the VM are not what the run was queued with.
+        """
         try:
             self._sync()
+        except (Rejected, VerificationError) as error:
+            raise UsageError(f"its files could not be brought: {error.message}", hint=error.hint) from None
         except (OSError, BridgeheadError) as error:
             with contextlib.suppress(OSError):
                 run_folder.say(self._home.run(command.run_id), f"--- runs the files that are on the VM: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from bridge_client import LiveBridge, live_bridge
 from bridgehead import names
 from bridgehead.errors import PairingError
 from bridgehead.pairing import Pairing
-from vm_daemons import boot, cell, daemons
+from vm_daemons import boot, cell, daemons, payload
 from vm_daemons.boot import CellError
 from vm_daemons.home import VmHome
 
@@ -60,6 +61,24 @@ def test_a_second_boot_keeps_the_vms_name(live: LiveBridge, home: VmHome) -> Non
     first = home.record()["vm_id"]
     boot.boot(home, _code(live))
     assert home.record()["vm_id"] == first
+
+
+def test_files_that_are_being_saved_just_now_are_waited_for(
+    live: LiveBridge, home: VmHome, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(boot, "SETTLE_PAUSE_S", 0.01)
+    real, tries = payload.sync, [0]
+
+    def changing(*given: Any) -> dict[str, Any]:
+        tries[0] += 1
+        if tries[0] < 3:
+            raise payload.Unsettled("data/a.txt was another one on the laptop than its manifest named")
+        return real(*given)
+
+    monkeypatch.setattr(payload, "sync", changing)
+    boot.boot(home, _code(live))
+    assert (home.payload / "data/a.txt").read_text() == "one"
+    assert capsys.readouterr().out.count("data/a.txt was another one on the laptop") == 2
 
 
 def test_a_laptop_with_another_ship_is_a_pairing_error(live: LiveBridge, home: VmHome) -> None:

@@ -13,6 +13,7 @@ from bridgehead.records import Command
 from command_rig import Rig
 from support import wait_until
 from vm_daemons import run_folder, run_keeper
+from vm_daemons.client import Rejected
 from vm_daemons.storage.store import Store
 from vm_run_support import log_of, python
 
@@ -116,3 +117,18 @@ def test_without_another_copy_it_never_starts_from_nothing_in_silence(tmp_path: 
     assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.CHECKPOINT)
     assert "no checkpoint on this VM's disk verifies" in ended.message
     assert len(checkpoints.quarantined(rig.dir(train) / names.CHECKPOINTS)) == 2
+
+
+@pytest.mark.parametrize("error", [Rejected("'bad name': not a safe name"), VerificationError("data.bin changed")])
+def test_files_that_can_not_be_brought_do_not_leave_the_old_ones_running(rig: Rig, error: Exception) -> None:
+    def manifest_document() -> dict[str, object]:
+        raise error
+
+    rig.laptop.manifest_document = manifest_document  # type: ignore[method-assign]
+    with rig.daemon():
+        train = rig.run(python("print('ran')"))
+        rig.laptop.queue(train)
+        ended = rig.wait_for_exit(train)
+    assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.ENVIRONMENT)
+    assert f"its files could not be brought: {error}" in ended.message
+    assert "ran" not in log_of(rig.dir(train)).splitlines()
