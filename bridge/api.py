@@ -232,7 +232,8 @@ class Api:
                 body = await bodies.read_small(request, caller.body_sha256)
                 try:
                     document = json.loads(body)
-                    json.dumps(document, ensure_ascii=False).encode()  # a lone surrogate can't be stored
+                    # A lone surrogate can't be stored, and strict readers of `status --json` know no NaN.
+                    json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
                 except (ValueError, RecursionError):
                     raise UsageError("the body is not JSON") from None
                 return await handler(match[1], caller, document)

@@ -163,7 +163,7 @@ def _tail(path: Path) -> tuple[bool, list[bytes]]:
 def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         told = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) and isinstance(told.get("n"), int) else None
 

@@ -23,6 +23,7 @@ from bridge.doorkeeper import DoorkeepingServer
 from bridge.keys import KeyStore
 from bridge.known_content import CONTENT_FILE, KnownContent
 from bridge.ledger import Ledger
+from bridge.ledger_audit import TAKEN
 from bridge.nonces import NonceStore
 from bridge.part_store import PARTS_FILE, PartStore
 from bridge.payload import Payload
@@ -32,8 +33,8 @@ from bridge.queue_file import QueueWatcher
 from bridge.upload_rules import UploadRules
 from bridge.upload_store import UPLOADS_FILE, UploadStore
 from bridge.uploads import Uploads
-from bridgehead import names
-from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError
+from bridgehead import files, names
+from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError, VerificationError
 from bridgehead.pairing import Pairing
 from bridgehead.records import VmRules
 
@@ -156,6 +157,8 @@ class Bridge:
         self.boot_sha256 = boot.sha256
         self.keys = KeyStore(private / names.KEYS_FILE)
         self.address = AddressRecord(private / names.ADDRESS)
+        audit = Audit(private)
+        _refuse_lost_ledger(private / names.LEDGER_FILE, audit, root / names.QUEUE_FILE)
         self.ledger = Ledger(private / names.LEDGER_FILE)
         stack.callback(self.ledger.close)
         rules = UploadRules(private, self.settings.load_project)
@@ -168,7 +171,6 @@ class Bridge:
         store.sweep(parts.temps())
         nonces = NonceStore(private)
         stack.callback(nonces.close)
-        audit = Audit(private)
         self._permits = Permits(self.keys, self.ledger, nonces, audit)
         self._permits.hosts.announce(f"{self.settings.host}:{self.port}")
         self._feed = AuditFeed(self.ledger, audit)
@@ -184,6 +186,28 @@ class Bridge:
             uploads=Uploads(arrivals, store, parts, known, rules),
             long_poll_max_s=self.settings.long_poll_max_s,
         )
+
+
+def _refuse_lost_ledger(ledger: Path, audit: Audit, queue: Path) -> None:
+    """A new ledger would take every line of the queue again. Raises VerificationError where the old one is gone."""
+    found = files.plain_stat(ledger)
+    if (found is not None and found.st_size) or not _has_lines(queue):
+        return
+    taken = sum(event.get("event") == TAKEN for event in audit.read())
+    if taken:
+        raise VerificationError(
+            f"{ledger.name} is gone, and the audit file has {taken} lines of {names.QUEUE_FILE} that were taken:"
+            " all of them would be run once more",
+            hint=f"empty {names.QUEUE_FILE} and start again; then add what is still to be run",
+        )
+
+
+def _has_lines(queue: Path) -> bool:
+    try:
+        lines = queue.read_bytes().splitlines()
+    except OSError:
+        return False
+    return any(line.strip() and not line.strip().startswith(b"#") for line in lines)
 
 
 async def _end(task: asyncio.Task[None]) -> None:

@@ -133,14 +133,13 @@ class UploadStore:
         """`log_max_bytes`: what a log may have before it is rotated; 0: no limit."""
         self._root = root
         self._log_max_bytes = log_max_bytes
-        self._db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode=WAL")
-        self._db.execute("PRAGMA synchronous=FULL")
-        self._db.executescript(_SCHEMA)
-        columns = {row[1] for row in self._db.execute("PRAGMA table_info(uploads)")}
-        for name in ("verified", "rotated", "rotating"):  # in that order, as in the schema
-            if name not in columns:  # of an earlier bridge: what had arrived of an unfinished upload is sent again
-                self._db.execute(f"ALTER TABLE uploads ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+        try:
+            self._db = _connect(database)
+        except sqlite3.DatabaseError as error:
+            raise VerificationError(
+                f"{database} is damaged ({error})",
+                hint="move it and its -wal and -shm away and start again; a log that still grows is sent anew",
+            ) from None
         self._db_lock = threading.Lock()
         self._locks: dict[str, threading.Lock] = {}
         self._writing: dict[str, Part] = {}  # the part of a sized upload that is written now, for each path
@@ -333,6 +332,22 @@ class UploadStore:
     def lock_of(self, path: str) -> threading.Lock:
         with self._db_lock:
             return self._locks.setdefault(path, threading.Lock())
+
+
+def _connect(database: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.executescript(_SCHEMA)
+        columns = {row[1] for row in db.execute("PRAGMA table_info(uploads)")}
+        for name in ("verified", "rotated", "rotating"):  # in that order, as in the schema
+            if name not in columns:  # of an earlier bridge: what had arrived of an unfinished upload is sent again
+                db.execute(f"ALTER TABLE uploads ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
+    except sqlite3.DatabaseError:
+        db.close()
+        raise
+    return db
 
 
 def _open_temp(temp: Path, size: int) -> int:

@@ -304,4 +304,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
             raise UsageError(f"{where}: unknown value {value!r}") from None
     if not isinstance(value, plain) or (plain is int and isinstance(value, bool)):
         raise UsageError(f"{where}: expected {plain.__name__}, got {type(value).__name__}")
+    if plain is list and typing.get_origin(typing.get_args(hint)[0]) is dict:
+        for item in value:
+            if not isinstance(item, dict):
+                raise UsageError(f"{where}: expected a list of objects, got a {type(item).__name__} in it")
     return value

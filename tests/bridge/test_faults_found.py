@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sqlite3
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 
 from bridge import bodies, raw_body
 from bridge.ledger import Ledger
-from bridge_client import Client, LiveBridge, Uploader, project
+from bridge.upload_store import UPLOADS_FILE
+from bridge_client import Client, LiveBridge, Uploader, live_bridge, project
 from bridgehead import files, names, signing
+from bridgehead.errors import VerificationError
 from bridgehead.records import Heartbeat
+from support import wait_until
 
 
 @pytest.mark.parametrize("value", ["[" * 20_000, "[" * 600 + "]" * 600, "NaN", "1e999", "-Infinity"])
@@ -93,3 +97,51 @@ def test_a_full_disk_under_the_ledger_is_507(client: Client, live: LiveBridge, m
 
     monkeypatch.setattr(live.bridge.ledger, "deliver", full)
     assert client.get("/queue?vm=vm-abc123&after=0&wait=0").status == 507
+
+
+@pytest.mark.parametrize(
+    "odd", ['"gpus": ["x"]', '"runs": [7]', '"load": NaN', '"started": Infinity', '"lifetime": {"age_s": 1e999}']
+)
+def test_a_heartbeat_that_the_status_table_could_not_show_is_refused(client: Client, odd: str) -> None:
+    beat = json.dumps(Heartbeat("vm-aaaaaa", "b", 1.0).to_json())
+    members = {name: value for name, value in json.loads(beat).items() if f'"{name}"' not in odd}
+    body = f"{json.dumps(members)[:-1]}, {odd}}}".encode()
+    assert client.ask("POST", "/vms/vm-aaaaaa/heartbeat", body).status == 400
+    whole = json.dumps(members).encode()
+    assert client.ask("POST", "/vms/vm-aaaaaa/heartbeat", whole).status == 200
+
+
+def _stopped_after_a_line(root: Path) -> Path:
+    """A project whose one line was taken, and its bridge stopped. Returns the ledger."""
+    root.mkdir()
+    (root / names.QUEUE_FILE).write_text("run:pretrain\n")
+    with live_bridge(root) as live:
+        wait_until(lambda: live.bridge.ledger.commands(), what="the line to be taken")
+    return root / names.PRIVATE_FOLDER / names.LEDGER_FILE
+
+
+def _lose(ledger: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        ledger.with_name(ledger.name + suffix).unlink(missing_ok=True)
+
+
+def test_a_lost_ledger_does_not_run_the_queue_again(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    _lose(_stopped_after_a_line(root))
+    with pytest.raises(VerificationError, match=r"1 lines of queue\.txt that were taken"), live_bridge(root):
+        raise AssertionError("it came up")
+    (root / names.QUEUE_FILE).write_text("# begun anew\n")
+    with live_bridge(root) as live:
+        assert live.bridge.ledger.commands() == []
+
+
+def test_a_damaged_database_of_uploads_is_named_with_what_to_do(tmp_path: Path) -> None:
+    root = tmp_path / "project"
+    _stopped_after_a_line(root)
+    database = root / names.PRIVATE_FOLDER / UPLOADS_FILE
+    for suffix in ("-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+    database.write_bytes(b"\x07" * 4096)
+    with pytest.raises(VerificationError, match="uploads.sqlite3 is damaged") as caught, live_bridge(root):
+        raise AssertionError("it came up")
+    assert "start again" in caught.value.hint
