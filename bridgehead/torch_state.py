@@ -8,7 +8,6 @@ Torch is imported inside the functions: the laptop imports this package and has 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import errno
 import os
@@ -31,11 +30,9 @@ _ROOM_FACTOR = 1.25  # of the copies' size: pinned memory comes in rounded piece
 def save(folder: Path, parts: Mapping[str, Any], *, position: int) -> None:
     """Write state.pt: `parts` (anything with state_dict()), the RNG states and the global sample position.
 
-    On a full disk it waits for room, up to 10 minutes. Raises OSError.
+    Raises OSError, for a full disk too.
     """
-    state = _state(parts, position)
-    said = "the disk is full: the checkpoint waits for room"
-    files.with_room(lambda: _write(state, folder), on_full=lambda: _say(said))
+    _write(_state(parts, position), folder)
 
 
 def load(checkpoint: Checkpoint, parts: Mapping[str, Any]) -> int:
@@ -154,11 +151,6 @@ def _write(state: Mapping[str, Any], folder: Path) -> None:
         if full and not isinstance(error, OSError):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):
-        sys.stderr.write(f"{text}\n")
 
 
 def _read(checkpoint: Checkpoint) -> dict[str, Any]:
