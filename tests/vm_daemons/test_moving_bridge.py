@@ -15,7 +15,7 @@ from bridge_client import LiveBridge, live_bridge, project
 from bridgehead import names
 from bridgehead.announcement import Announcement
 from bridgehead.records import StageSpec
-from chaos.proxy import Mode, Proxy
+from chaos.proxy import AWAY, Mode, Proxy
 from run_control.announce import Announcer
 from run_control.project import Project
 from support import wait_until
@@ -154,11 +154,13 @@ def test_a_new_address_is_found_in_the_store_and_nothing_is_lost(laptop: Laptop,
 
 def test_a_new_address_is_told_by_a_bridge_that_still_answers(laptop: Laptop, tmp_path: Path, vms: list[Vm]) -> None:
     live = laptop.begin()
-    old_way = Proxy(live.bridge.port)
+    old_way = Proxy()
     old_way.start()
+    old_way.stand_before(live.bridge.port)
+    old_url = f"http://{AWAY}:{live.bridge.port}"
     try:
-        laptop.announce(f"http://127.0.0.1:{old_way.port}")
-        vm = Vm(tmp_path / "vm", None, live, f"http://127.0.0.1:{old_way.port}")
+        laptop.announce(old_url)
+        vm = Vm(tmp_path / "vm", None, live, old_url)
         vms.append(vm)
         run_id = _runs(laptop, vm)
         laptop.announce()
