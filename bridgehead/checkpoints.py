@@ -183,6 +183,15 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[PassedOver]]:
     return None, passed
 
 
+def newest_meta(root: Path) -> dict[str, Any]:
+    """What the writer of the newest commit that can be read put there, its files unread; empty when there is none."""
+    for folder in sorted(_folders(root), key=_step, reverse=True):
+        with contextlib.suppress(VerificationError):
+            meta: dict[str, Any] = read_manifest(folder / names.CHECKPOINT_MANIFEST)["meta"]
+            return meta
+    return {}
+
+
 def quarantined(root: Path) -> list[Path]:
     """Those that were passed over, now or earlier, oldest step first."""
     found = [

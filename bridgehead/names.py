@@ -85,6 +85,7 @@ STORE_ADDRESS: Final = "address"  # <key id>.json: where the bridge is now, sign
 VM_SHIP: Final = "ship"
 VM_API: Final = "api"  # holds the bridgehead package alone: what user code gets beside its own folder
 VM_PAYLOAD: Final = "payload"
+VM_CODE: Final = "code"  # <first 16 of its hash>/: the payload as runs were started with it
 VM_RUNS: Final = "runs"
 VM_STATE: Final = "state"
 VM_RECORD: Final = "vm.json"

@@ -17,7 +17,7 @@ from bridgehead.records import VmRules
 
 @dataclass(frozen=True)
 class VmHome:
-    """The VM's working folder: ship/ api/ payload/ runs/ state/."""
+    """The VM's working folder: ship/ api/ payload/ code/ runs/ state/."""
 
     root: Path
 
@@ -58,6 +58,11 @@ class VmHome:
     def api(self, sha256: str) -> Path:
         """A folder that holds the bridgehead package alone: all that user code gets of ours on its path."""
         return self.root / names.VM_API / sha256[:16]
+
+    def code(self, payload_sha256: str) -> Path:
+        """Where a run of this payload works: a tree of its own (see code_trees), else the payload folder."""
+        tree = self.root / names.VM_CODE / payload_sha256[:16]
+        return tree if payload_sha256 and tree.is_dir() else self.payload
 
     def create(self) -> None:
         for folder in (self.state, self.payload, self.runs):

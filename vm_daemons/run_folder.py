@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from bridgehead import checkpoints, files, image, names
 from bridgehead.checkpoints import CheckpointRefused
 from bridgehead.errors import UsageError, VerificationError
-from bridgehead.names import RunState
+from bridgehead.names import Allow, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord, RunRecord
 from vm_daemons import inherit
@@ -92,14 +93,33 @@ def needs_store(home: VmHome, command: Command) -> bool:
 
 
 def runs_payload(command: Command) -> bool:
-    """Whether this is the first attempt of a run of the user's own files."""
+    """Whether it is a run of the user's own files."""
     shipped = command.spec is not None and command.spec.command.startswith(names.SHIPPED_COMMAND_PREFIX)
-    return command.verb == Verb.RUN and command.attempt == 1 and not shipped
+    return command.verb == Verb.RUN and not shipped
 
 
-def note_payload(home: VmHome, command: Command) -> None:
+def note_payload(home: VmHome, command: Command, payload_sha256: str) -> None:
     """Have run.json name the payload that the run starts with."""
-    files.write_json(home.run(command.run_id) / names.RUN_RECORD, _record(home, command).to_json())
+    record = dataclasses.replace(_record(home, command), payload_sha256=payload_sha256)
+    files.write_json(home.run(command.run_id) / names.RUN_RECORD, record.to_json())
+
+
+def payload_of(home: VmHome, command: Command) -> str:
+    """The payload that run.json names; empty when there is no such file."""
+    record = files.read_json(home.run(command.run_id) / names.RUN_RECORD)
+    return str(record.get("payload_sha256") or "") if isinstance(record, dict) else ""
+
+
+def code_to_go_on_with(home: VmHome, command: Command, *, started: bool) -> str:
+    """The payload that a run which goes on must have: that of this attempt, or what made its newest checkpoint.
+
+    Empty where any will do: there is no checkpoint, or the line says allow=code. `started`: this attempt has been.
+    """
+    if started:
+        return payload_of(home, command)
+    if command.spec is not None and Allow.CODE in command.spec.allow:
+        return ""
+    return str(checkpoints.newest_meta(home.run(command.run_id) / names.CHECKPOINTS).get(Allow.CODE) or "")
 
 
 def prepare(home: VmHome, store: Store, command: Command) -> dict[str, Path]:

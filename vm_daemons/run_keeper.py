@@ -12,11 +12,18 @@ from pathlib import Path
 
 from bridgehead import names
 from bridgehead.checkpoints import CheckpointRefused
-from bridgehead.errors import BridgeheadError, StoreError, SupersededError, UsageError, VerificationError
+from bridgehead.errors import (
+    BridgeheadError,
+    NotFoundError,
+    StoreError,
+    SupersededError,
+    UsageError,
+    VerificationError,
+)
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord
-from vm_daemons import failure, gauges, launch, lifetime, run_folder
+from vm_daemons import code_trees, failure, gauges, launch, lifetime, run_folder
 from vm_daemons.client import Rejected
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
@@ -91,7 +98,7 @@ class RunKeeper:
             return
         run_folder.open_attempt(self._home, command)
         task.phase = Phase.PREPARING
-        if run_folder.needs_store(self._home, command) or self._wants_payload(command):
+        if run_folder.needs_store(self._home, command) or self._wants_code(command):
             threading.Thread(target=self._fetch, args=(task,), name=command.run_id, daemon=True).start()
         else:
             self._spawn(task, run_folder.prepare(self._home, self._store, command))
@@ -149,19 +156,46 @@ class RunKeeper:
     def _fetch(self, task: Task) -> None:
         """In a thread of its own: a sick mount may hang it for as long as it likes."""
         try:
-            if self._wants_payload(task.command):
+            if self._is_first_start(task.command):
                 self._refresh_payload(task.command)
             inputs = run_folder.prepare(self._home, self._store, task.command)
+            code = self._bring_code(task.command)
         except (OSError, BridgeheadError) as caught:
             error = caught
             self._hand_over(lambda: self._fetch_failed(task, error))
             return
-        self._hand_over(lambda: self._spawn(task, inputs))
+        self._hand_over(lambda: self._spawn(task, inputs, code))
 
-    def _wants_payload(self, command: Command) -> bool:
+    def _is_first_start(self, command: Command) -> bool:
         """A run that is queued after an edit gets the edited files; one that goes on keeps what it began with."""
+        return run_folder.runs_payload(command) and command.attempt == 1 and not self._was_started(command)
+
+    def _was_started(self, command: Command) -> bool:
+        """In this attempt, on this VM."""
         entry = self._journal.entry(command)
-        return run_folder.runs_payload(command) and (entry is None or entry.starts == 0)
+        return entry is not None and entry.starts > 0
+
+    def _wants_code(self, command: Command) -> bool:
+        """Whether the files that it runs have to be put into a folder of their own first."""
+        if not run_folder.runs_payload(command):
+            return False
+        known = run_folder.payload_of(self._home, command)
+        return self._is_first_start(command) or not code_trees.is_ready(self._home, known)
+
+    def _bring_code(self, command: Command) -> str:
+        """The user's files as the run began with them, however it was edited since; their SHA-256, "" for none."""
+        if not run_folder.runs_payload(command) or run_folder.has_ended(self._home, command):
+            return ""
+        first, started = self._is_first_start(command), self._was_started(command)
+        known = "" if first else run_folder.code_to_go_on_with(self._home, command, started=started)
+        try:
+            if known:
+                return code_trees.bring(self._home, self._store, known)
+        except (NotFoundError, VerificationError) as error:
+            with contextlib.suppress(OSError):
+                text = f"--- its files are not to be had as it began with them, so it runs those on the VM: {error}"
+                run_folder.say(self._home.run(command.run_id), text)
+        return code_trees.make(self._home)
 
     def _refresh_payload(self, command: Command) -> None:
         """A laptop that is away holds nothing up; one that can't make a payload of what is there now does.
@@ -192,7 +226,8 @@ class RunKeeper:
             return
         if task.trouble != str(error):
             task.trouble = str(error)
-            run_folder.say(self._home.run(task.command.run_id), f"--- waits for the store: {error}")
+            whom = "its files" if isinstance(error, code_trees.Unready) else "the store"
+            run_folder.say(self._home.run(task.command.run_id), f"--- waits for {whom}: {error}")
         # Never start from nothing because the store can't be read just now: it is tried until it can be.
         retry = threading.Timer(RETRY_S, self._hand_over, args=(lambda: self._try_again(task),))
         retry.daemon = True
@@ -202,15 +237,15 @@ class RunKeeper:
         if task.phase is Phase.PREPARING:
             task.phase, self.dirty = Phase.WAITING, True
 
-    def _spawn(self, task: Task, inputs: dict[str, Path]) -> None:
+    def _spawn(self, task: Task, inputs: dict[str, Path], code: str = "") -> None:
         if task.phase is not Phase.PREPARING:
             return  # stopped or lost meanwhile
         if run_folder.has_ended(self._home, task.command):  # so it had before, on another VM
             task.phase, self.dirty = Phase.LEAVING, True
             return
         try:
-            if self._wants_payload(task.command):
-                run_folder.note_payload(self._home, task.command)
+            if code:
+                run_folder.note_payload(self._home, task.command, code)
             self._journal.starting(task.command)
         except OSError:
             task.phase = Phase.WAITING

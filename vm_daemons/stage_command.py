@@ -61,10 +61,10 @@ def stage_command(record: RunRecord, home: VmHome, run_dir: Path, inherited: Map
     if text.startswith(names.SHIPPED_COMMAND_PREFIX):
         env.update({"PYTHONPATH": str(SHIP), "PYTHONSAFEPATH": "1"})
         return StageCommand([sys.executable, "-u", "-m", _shipped_module(text)], run_dir, env)
-    env["PYTHONPATH"] = os.pathsep.join([str(home.payload), str(home.api(record.ship_sha256))])
-    if record.spec.name == Verb.SH:
-        return StageCommand(["bash", "-c", text], home.payload, env)
-    return StageCommand(_words(text), home.payload, env)
+    is_shell = record.spec.name == Verb.SH
+    folder = home.payload if is_shell else home.code(record.payload_sha256)
+    env["PYTHONPATH"] = os.pathsep.join([str(folder), str(home.api(record.ship_sha256))])
+    return StageCommand(["bash", "-c", text] if is_shell else _words(text), folder, env)
 
 
 def _scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -20,6 +20,7 @@ from vm_daemons.home import VmHome
 from vm_daemons.payload_shelf import Shelf
 from vm_daemons.payload_tree import Tree
 from vm_daemons.storage.folder_store import FolderStore
+from vm_daemons.storage.objects import ObjectStore
 
 MANIFEST_MAX_BYTES = 64 * 2**20
 LOOKED_AT_MAX = 100  # manifests, newest first; each payload that the project ever had left one
@@ -60,7 +61,7 @@ def from_store(home: VmHome, root: Path) -> dict[str, Any]:
             return payload.install(
                 home,
                 document,
-                lambda _, shelf, wanted, key=key, body=body: _unpack(  # type: ignore[misc]
+                lambda _, shelf, wanted, key=key, body=body: unpack(  # type: ignore[misc]
                     home, shelf, store, f"{key}.tar", wanted, body["files"]
                 ),
             )
@@ -101,14 +102,15 @@ def _parse(data: bytes) -> object:
     return parsed
 
 
-def _unpack(
+def unpack(
     home: VmHome,
     shelf: Shelf,
-    store: FolderStore,
+    store: ObjectStore,
     key: str,
     wanted: list[dict[str, Any]],
     entries: list[dict[str, Any]],
 ) -> int:
+    """Put what is `wanted` of an archive of exactly `entries` on the shelf; how many bytes. Raises as `from_store`."""
     most_bytes = _ARCHIVE_SLACK_BYTES + sum(int(entry["size"]) + _HEADERS_BYTES for entry in entries)
     if sum(stored.size for stored in store.find(key)) > most_bytes:
         raise VerificationError(f"{key} is bigger than the files that it should hold")
