@@ -66,6 +66,7 @@ class Seen:
     lost_logs: int = 0
     cpu_s: float = 0.0
     rss_mib: list[tuple[float, float]] = field(default_factory=list)  # minute, MiB
+    fsyncs_s: list[float] = field(default_factory=list)  # of a file of ours on the same disk meanwhile
     loop: dict[str, Any] = field(default_factory=dict)
 
 
@@ -81,6 +82,7 @@ def under_load(load: Load) -> Iterator[dict[str, Any]]:
         "no_error_no_lost_byte": whole,
         "answer_p95_s": round(p95, 4),
         "bare_answer_p95_s": round(bare_p95, 4),
+        "disk_fsync_p95_s": round(quantile(seen.fsyncs_s or [0.0], 0.95), 4),
         "loop_works_over_50_ms": seen.loop["works_over_50_ms"],
         "loop_lag_max_ms": seen.loop["lag_max_ms"],
         "bare_loop_lag_max_ms": bare.loop["lag_max_ms"],
@@ -109,7 +111,9 @@ def _told(kind: str, load: Load) -> Generator[dict[str, Any], None, Seen]:
         "requests_per_s": round(seen.requests / load.seconds, 1),
         "in_flight_max": seen.in_flight_max,
         "server_cores": round(seen.cpu_s / load.seconds, 2),
-        "rss_mib_first_last": [round(value) for _, value in (seen.rss_mib[:1] + seen.rss_mib[-1:])],
+        "rss_mib": [round(value) for _, value in seen.rss_mib[:: max(1, len(seen.rss_mib) // 10)]],
+        "disk_fsync_median_s": round(quantile(seen.fsyncs_s or [0.0], 0.5), 4),
+        "disk_fsync_p95_s": round(quantile(seen.fsyncs_s or [0.0], 0.95), 4),
         "rss_slope_mib_per_minute": round(slope_mib_per_minute(seen.rss_mib), 2),
         **{f"loop_{name}": value for name, value in seen.loop.items()},
     }
@@ -148,11 +152,17 @@ def _loaded(pid: int, said: dict[str, Any], load: Load, queue: Path) -> Seen:
         time.sleep(min(5.0, load.seconds / 10))  # everyone has opened everything
         os.kill(pid, signal.SIGUSR1)
         cpu = _cpu_s(pid)
-        watcher = threading.Thread(target=_watch_memory, args=(pid, seen.rss_mib, ended), daemon=True)
-        watcher.start()
+        watchers = [
+            threading.Thread(target=_watch_memory, args=(pid, seen.rss_mib, ended), daemon=True),
+            threading.Thread(target=_watch_disk, args=(queue.with_name("probe"), seen.fsyncs_s, ended), daemon=True),
+        ]
+        for watcher in watchers:
+            watcher.start()
         seen.lines = _write_lines(queue, load)
         for client in clients:
             out, _ = client.communicate(timeout=load.seconds + _GRACE_S)
+            if client.returncode or not out:
+                raise RuntimeError(f"the VMs' process ended with {client.returncode}")
             told = json.loads(out.splitlines()[-1])
             seen.errors += told["errors"]
             seen.answers_s += told["answers_s"]
@@ -161,7 +171,8 @@ def _loaded(pid: int, said: dict[str, Any], load: Load, queue: Path) -> Seen:
             seen.in_flight_max += told["in_flight_max"]
         seen.cpu_s = _cpu_s(pid) - cpu
         ended.set()
-        watcher.join(10)
+        for watcher in watchers:
+            watcher.join(10)
     return seen
 
 
@@ -227,6 +238,16 @@ def _watch_memory(pid: int, rss_mib: list[tuple[float, float]], ended: threading
     while not ended.wait(1.0):
         with contextlib.suppress(OSError):
             rss_mib.append(((time.monotonic() - start) / 60, _rss_mib(pid)))
+
+
+def _watch_disk(probe: Path, fsyncs_s: list[float], ended: threading.Event) -> None:
+    """What a small durable write costs beside the load: a line must be durable twice before its VM may have it."""
+    with probe.open("ab", buffering=0) as handle:
+        while not ended.wait(0.5):
+            handle.write(bytes(4096))
+            start = time.perf_counter()
+            os.fsync(handle.fileno())
+            fsyncs_s.append(time.perf_counter() - start)
 
 
 def slope_mib_per_minute(rss_mib: list[tuple[float, float]]) -> float:

@@ -70,7 +70,6 @@ class Api:
         self._parts = parts
         self._deliveries = Deliveries(parts.payload)
         self._polls = WaitingPolls(lambda asks: self._with_ledger(parts.ledger.news_of, asks))
-        self._ledger_lock = asyncio.Lock()
         self._ledger_thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")  # not behind bodies on a slow disk
         self._closing = False
         self._refused_at = float("-inf")
@@ -277,10 +276,9 @@ class Api:
     # --- the ledger ------------------------------------------------------------------------------------
 
     async def _with_ledger(self, function: Callable[..., T], *arguments: Any) -> T:
-        """On a thread, since it may fsync, and one at a time, since SQLite has one writer."""
-        async with self._ledger_lock:
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._ledger_thread, functools.partial(function, *arguments))
+        """On a thread, since it may fsync, and on one alone, since SQLite has one writer."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._ledger_thread, functools.partial(function, *arguments))
 
 
 def _call_on(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -50,6 +50,7 @@ class Ledger:
         """Open or create it. Raises VerificationError when the file is damaged or of another version."""
         self._clock = clock
         self._lock = threading.RLock()
+        self._durable = True  # what the connection is set to
         self._callbacks: list[Callable[[], None]] = []
         self._last_sweep = self._listening_since = float("-inf")
         with contextlib.suppress(FileExistsError):
@@ -124,7 +125,7 @@ class Ledger:
         At most ledger_vms.BATCH_MAX of them. Counts as a sign of life, except from a VM that is known to be gone.
         """
         now = self._clock()
-        with self._write() as db:
+        with self._lock, self._write(durable=ledger_vms.has_news(self._db, vm_id, after)) as db:
             returned = ledger_vms.see(db, vm_id, now)
             if self._vm_state(db, vm_id) != VmState.LIVE:
                 return []
@@ -162,7 +163,7 @@ class Ledger:
 
     def heartbeat(self, beat: Heartbeat) -> list[tuple[str, int]]:
         """Note a VM's state; return the (run id, attempt) that it reports and that are no longer its own."""
-        with self._write() as db:
+        with self._lock, self._write(durable=ledger_vms.changes_more_than_time(self._db, beat)) as db:
             now = self._clock()
             returned = ledger_vms.see(db, beat.vm_id, now, beat=beat)
             returned = ledger_vms.hand_over(db, beat, now) or returned
@@ -257,7 +258,7 @@ class Ledger:
             ledger_keys.bind(db, vm_id, key_id, family, allow_sh=allow_sh, now=self._clock())
 
     def note_key_use(self, key_id: str) -> None:
-        with self._write() as db:
+        with self._write(durable=False) as db:
             ledger_keys.note_use(db, key_id, self._clock())
 
     def keys_last_used(self) -> dict[str, float]:
@@ -292,9 +293,16 @@ class Ledger:
             yield self._db
 
     @contextlib.contextmanager
-    def _write(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, undone as a whole when the block raises."""
+    def _write(self, *, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """One transaction, undone as a whole when the block raises.
+
+        One that is not `durable` survives the death of the bridge, and of the machine once a later one is durable: for
+        signs of life, of which there are many. While a disk is busy with the VMs' logs, an fsync can take a second.
+        """
         with self._lock:
+            if durable != self._durable:
+                self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                self._durable = durable
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db

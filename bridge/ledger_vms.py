@@ -82,6 +82,12 @@ def has_news(db: sqlite3.Connection, vm_id: str, after: int) -> bool:
     return any(_may_go_to(db, waiting, vm_id) for waiting in _waiting_for(db, vm_id))
 
 
+def changes_more_than_time(db: sqlite3.Connection, beat: Heartbeat) -> bool:
+    """Whether a heartbeat says more than that a VM known to be alive still is."""
+    row = db.execute("SELECT state FROM vms WHERE vm_id = ?", (beat.vm_id,)).fetchone()
+    return row is None or row["state"] != VmState.LIVE or bool(beat.lifetime.get("handed_over"))
+
+
 def _waiting_for(db: sqlite3.Connection, vm_id: str) -> list[sqlite3.Row]:
     """What has no VM and asks for this one or any, in the queue's order."""
     not_for_it = "" if ledger_keys.runs_shell(db, vm_id) else Verb.SH

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from ledger_support import PROJECT, Clock
+from ledger_support import PROJECT, Clock, ack, beat
 
 from bridge.ledger import Ledger
 from bridge.polls import Ask, WaitingPolls
+from bridgehead.names import Ack
 
 
 class Asked:
@@ -127,4 +128,31 @@ def test_the_ledger_knows_for_whom_there_is_news_and_asking_is_no_sign_of_life(t
     ledger.news_of(asks)
     assert {vm.last_seen for vm in ledger.vms()} == {1000.0}
     assert ledger.news_of([("vm-unknown", 0)]) == [True]
+    ledger.close()
+
+
+def test_a_sign_of_life_alone_is_no_durable_write_and_what_is_given_is(tmp_path: Path) -> None:
+    """An fsync for each of many beats would hold up the lines that are to be given."""
+    ledger = Ledger(tmp_path / "ledger", clock=Clock())
+
+    def synchronous() -> int:
+        with ledger._read() as db:
+            return int(db.execute("PRAGMA synchronous").fetchone()[0])
+
+    normal, full = 1, 2
+    ledger.deliver("vm-1", 0)
+    assert synchronous() == full  # not known before
+    ledger.deliver("vm-1", 0)
+    assert synchronous() == normal
+    ledger.heartbeat(beat("vm-1"))
+    assert synchronous() == normal
+    ledger.take([(1, "sync:")], PROJECT)
+    assert synchronous() == full
+    ledger.heartbeat(beat("vm-1"))
+    (command,) = ledger.deliver("vm-1", 0)
+    assert synchronous() == full
+    ledger.deliver("vm-1", command.delivery)
+    assert synchronous() == normal
+    ack(ledger, command, Ack.ACCEPTED)
+    assert synchronous() == full
     ledger.close()
