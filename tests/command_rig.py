@@ -21,7 +21,10 @@ from vm_daemons.storage.store import Store
 from vm_run_support import exit_of, kill_tagged, python, vm_home
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")
-WAITS = python("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)")
+WAITS = python(
+    "import os, time\nprint('up', flush=True)\n"
+    "while not os.path.exists(os.environ['BRIDGEHEAD_HOME'] + '/payload/go'): time.sleep(0.02)"
+)
 SAVES = python(
     "import signal, sys, time\n"
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"

@@ -19,6 +19,7 @@ from bridgehead import files, names
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import encode_shell
 from bridgehead.records import StageSpec
+from command_rig import WAITS
 from support import wait_until
 from vm_daemons import launch
 from vm_daemons.home import VmHome
@@ -26,7 +27,6 @@ from vm_daemons.journal import Journal
 from vm_run_support import exit_of, is_gone, kill_tagged, log_of, python, vm_home, wait_for_log, wait_for_stage
 
 SLEEP = python("import time; print('up', flush=True); time.sleep(60)")
-WAITS = python("import os, time\nprint('up', flush=True)\nwhile not os.path.exists('go'): time.sleep(0.02)")
 
 
 class Rig:
@@ -231,10 +231,10 @@ def test_a_daemon_killed_again_and_again_runs_no_command_twice(rig: Rig) -> None
 def test_a_stop_that_was_passed_on_is_not_passed_on_again_by_the_next_daemon(rig: Rig) -> None:
     """A second signal would kill a stage that is just saving."""
     code = (
-        "import signal, sys, time\n"
+        "import os, signal, sys, time\n"
         "def save(*_):\n"
         "    print('saving', flush=True)\n"
-        "    while not __import__('os').path.exists('go'): time.sleep(0.02)\n"
+        "    while not os.path.exists(os.environ['BRIDGEHEAD_HOME'] + '/payload/go'): time.sleep(0.02)\n"
         "    sys.exit(143)\n"
         "signal.signal(signal.SIGTERM, save)\n"
         "print('up', flush=True)\n"

@@ -27,7 +27,7 @@ WORKS = python("""
 import os, time
 print("up", flush=True)
 n = 0
-while not os.path.exists("go"):
+while not os.path.exists(os.environ["BRIDGEHEAD_HOME"] + "/payload/go"):
     n += 1
     print(f"step {n}", flush=True)
     time.sleep(0.1)
