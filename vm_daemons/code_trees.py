@@ -74,20 +74,23 @@ def bring(home: VmHome, store: Store, payload_sha256: str) -> str:
     """
     if payload_sha256 == _sha256_of_current(home):
         return make(home)
-    with payload.locked(home):
-        if is_ready(home, payload_sha256) or _still_good(home, payload_sha256):
-            os.utime(_note(home, payload_sha256))
+    if _found_here(home, payload_sha256):
+        return payload_sha256
+    objects = store.objects()
+    key = f"{store_choice.project_of(home)}/{names.STORE_PAYLOAD}/{payload_sha256}"
+    entries = _listed(home, objects.read(f"{key}.json", stored_payload.MANIFEST_MAX_BYTES), payload_sha256)
+    listed = list(entries.values())
+    # What may hang with the store comes before the lock, which each sync and each run waits for.
+    with stored_payload.fetched(home, objects, f"{key}.tar", listed) as archive, payload.locked(home):
+        if is_ready(home, payload_sha256):  # another run has brought it meanwhile
             return payload_sha256
-        objects = store.objects()
-        key = f"{store_choice.project_of(home)}/{names.STORE_PAYLOAD}/{payload_sha256}"
-        entries = _listed(home, objects.read(f"{key}.json", stored_payload.MANIFEST_MAX_BYTES), payload_sha256)
         shelf = Shelf(home)
-        stored_payload.unpack(home, shelf, objects, f"{key}.tar", list(entries.values()), list(entries.values()))
+        stored_payload.take_out(shelf, archive, f"{key}.tar", listed, listed)
         with _building(home, payload_sha256, entries) as building:
             for path, entry in entries.items():
                 _link(shelf.path(str(entry["sha256"])), building / path)
                 os.chmod(building / path, mode_of(entry))
-        return payload_sha256
+    return payload_sha256
 
 
 # --- inside ------------------------------------------------------------------------------------------
@@ -124,6 +127,14 @@ def _listed(home: VmHome, data: bytes | None, payload_sha256: str) -> dict[str, 
     if body.get("payload_sha256") != payload_sha256:
         raise VerificationError(f"the store's list of the files {payload_sha256[:12]} is about others")
     return entries_of(body)
+
+
+def _found_here(home: VmHome, payload_sha256: str) -> bool:
+    with payload.locked(home):
+        found = is_ready(home, payload_sha256) or _still_good(home, payload_sha256)
+        if found:
+            os.utime(_note(home, payload_sha256))
+        return found
 
 
 def _still_good(home: VmHome, payload_sha256: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,46 @@ def test_an_archive_that_is_not_what_the_laptop_signed_is_not_used(rig: Rig, tmp
     with pytest.raises(VerificationError, match="another hash"):
         code_trees.bring(rig.home, store, OLD)
     assert not code_trees.is_ready(rig.home, OLD)
+
+
+def test_two_that_bring_the_same_files_get_one_tree(rig: Rig, tmp_path: Path) -> None:
+    store = publish_old(rig, tmp_path)
+    answers: list[str] = []
+    with payload.locked(rig.home):  # so that both have fetched the archive before one may build
+        takers = [
+            threading.Thread(target=lambda: answers.append(code_trees.bring(rig.home, store, OLD))) for _ in range(2)
+        ]
+        for taker in takers:
+            taker.start()
+    for taker in takers:
+        taker.join(20)
+    assert answers == [OLD, OLD]
+    assert [path.name for path in tree(rig.home, OLD).iterdir()] == ["train.py"]
+
+
+def test_a_store_that_hangs_holds_up_no_other_run(rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = publish_old(rig, tmp_path)
+    lay(rig.home, NEW, train="new")
+    fetching, hangs = threading.Event(), threading.Event()
+
+    class Hanging(type(store.objects())):  # type: ignore[misc]
+        def get(self, key: str, target: Path) -> object:
+            fetching.set()
+            assert hangs.wait(20)
+            return super().get(key, target)
+
+    monkeypatch.setattr(store.objects(), "__class__", Hanging)
+    objects = store.objects()
+    monkeypatch.setattr(store, "objects", lambda: objects)
+    taker = threading.Thread(target=code_trees.bring, args=(rig.home, store, OLD))
+    taker.start()
+    try:
+        assert fetching.wait(20)
+        assert code_trees.make(rig.home) == NEW
+    finally:
+        hangs.set()
+        taker.join(20)
+    assert tree(rig.home, OLD).is_dir()
 
 
 # --- the tree itself ----------------------------------------------------------------------------------------

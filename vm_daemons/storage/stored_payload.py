@@ -6,6 +6,7 @@ hash, so the archive can only bring exactly those files, or be refused.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import tarfile
@@ -111,22 +112,38 @@ def unpack(
     entries: list[dict[str, Any]],
 ) -> int:
     """Put what is `wanted` of an archive of exactly `entries` on the shelf; how many bytes. Raises as `from_store`."""
+    with fetched(home, store, key, entries) as archive:
+        return take_out(shelf, archive, key, wanted, entries)
+
+
+@contextlib.contextmanager
+def fetched(home: VmHome, store: ObjectStore, key: str, entries: list[dict[str, Any]]) -> Iterator[Path]:
+    """The archive as a file of this VM, for as long as the block lasts. Raises NotFoundError, StoreError and OSError,
+    VerificationError when it is bigger than its entries."""
     most_bytes = _ARCHIVE_SLACK_BYTES + sum(int(entry["size"]) + _HEADERS_BYTES for entry in entries)
     if sum(stored.size for stored in store.find(key)) > most_bytes:
         raise VerificationError(f"{key} is bigger than the files that it should hold")
     temp = home.state / f"{files.TEMP_PREFIX}{secrets.token_hex(8)}"
     try:
         store.get(key, temp)
-        with tarfile.open(temp, "r:") as archive:
-            _take_out(shelf, archive, {entry["path"]: entry for entry in entries}, {entry["path"] for entry in wanted})
-            return sum(int(entry["size"]) for entry in wanted)
-    except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
-        raise VerificationError(f"{key} is no archive of ours ({type(error).__name__})") from None
+        yield temp
     finally:
         temp.unlink(missing_ok=True)
 
 
-def _take_out(shelf: Shelf, archive: tarfile.TarFile, entries: dict[str, dict[str, Any]], wanted: set[str]) -> None:
+def take_out(shelf: Shelf, path: Path, key: str, wanted: list[dict[str, Any]], entries: list[dict[str, Any]]) -> int:
+    """As `unpack`, from a file of this VM."""
+    try:
+        with tarfile.open(path, "r:") as archive:
+            _take_members(
+                shelf, archive, {entry["path"]: entry for entry in entries}, {entry["path"] for entry in wanted}
+            )
+            return sum(int(entry["size"]) for entry in wanted)
+    except (tarfile.TarError, ValueError, EOFError, OverflowError, RecursionError) as error:
+        raise VerificationError(f"{key} is no archive of ours ({type(error).__name__})") from None
+
+
+def _take_members(shelf: Shelf, archive: tarfile.TarFile, entries: dict[str, dict[str, Any]], wanted: set[str]) -> None:
     missing, seen = set(wanted), set()
     for member in archive:
         entry = entries.get(member.name)
