@@ -31,6 +31,7 @@ STOP_WAIT_S = 10.0
 ASKING_S = 60.0  # the command daemon has given a sign of life within so long
 PAUSES_S = (60.0, 120.0, 300.0, 600.0)  # after a release that failed
 UNTOLD_S = 600.0  # so long an answer that the laptop has not taken keeps the VM: it may dispute one for ever
+TAKEN_UP_AFTER = 3  # times the patience with a VM: by then its runs are taken up from the store, or there are none
 _OVER = frozenset({Step.FINISHED, Step.ABANDONED, Step.HANDED_OVER})
 _LAST_WORDS = frozenset({str(Ack.FINISHED), str(Ack.REJECTED), str(Ack.UNKNOWN)})
 _ELSEWHERE = frozenset({Step.ABANDONED, Step.HANDED_OVER})
@@ -116,6 +117,9 @@ class Release:
         grace_s = lifetime.rules(self._home.record()).release_after_s
         if grace_s <= 0:
             return Verdict("[vm] release_after_s is not set")
+        if _laptop_is_away(self._home):
+            # What a dead VM left is found in the store only after its silence: a shorter grace would end before that.
+            grace_s = max(grace_s, TAKEN_UP_AFTER * self._home.rules().lost_after_s)
         token = _stamp(self._home.journal)
         now = self._clock()
         why = _blocker(self._home, commands(self._home.journal), starting=now - self._began <= ASKING_S)

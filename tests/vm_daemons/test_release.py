@@ -74,6 +74,16 @@ def cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cell:
     return Cell(tmp_path / "vm")
 
 
+@pytest.mark.parametrize(("away", "grace_s"), [(True, 180.0), (False, 20.0)])
+def test_with_the_laptop_off_a_short_grace_lasts_until_a_dead_vms_runs_would_be_taken_up(
+    cell: Cell, away: bool, grace_s: float
+) -> None:
+    cell.home.update_record(vm_rules={"release_after_s": 20.0, "lost_after_s": 60.0})
+    if not away:
+        (cell.home.state / daemons.CONTACT_MARK).touch()
+    assert cell.release.look().in_s == grace_s
+
+
 # --- reasons to stay -----------------------------------------------------------------------------------
 
 
