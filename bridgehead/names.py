@@ -46,6 +46,7 @@ RESTORED: Final = "restore.json"  # what came from the store, and what was passe
 LEASE: Final = "lease.json"  # in the store: which attempt may write this run
 SLOT_CONFIRMED: Final = "CONFIRMED.json"  # in a slot of the store: its commit was read back by another path
 GENERATIONS: Final = "generations.json"  # which lives of its growing files the laptop has; for VM and store
+LOG_SUMS: Final = "log_sums.json"  # in the store: sizes and hashes of the copies of each growing file put there
 UPLOADING: Final = "uploading"  # a second name for the checkpoint that is on its way into the store; stays on the VM
 CHECKPOINT_LEVELS: Final = "checkpoints.json"  # how far each checkpoint has climbed, and when; the uploader's
 

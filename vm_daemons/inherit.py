@@ -10,13 +10,14 @@ import dataclasses
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from bridgehead import checkpoints, files, names
 from bridgehead.errors import NotFoundError, VerificationError
 from bridgehead.records import Command, ExitRecord
 from vm_daemons import uploads
 from vm_daemons.home import VmHome
-from vm_daemons.storage import store_choice
+from vm_daemons.storage import log_sums, store_choice
 from vm_daemons.storage.store import Store
 
 ADOPTED = "adopted"  # in the VM's home: outputs on their way into a run folder
@@ -31,18 +32,47 @@ def logs(home: VmHome, store: Store, command: Command) -> None:
     run_dir = home.run(command.run_id)
     folder = f"{store_choice.project_of(home)}/{names.STORE_RUNS}/{command.run_id}"
     told = store.objects().read(f"{folder}/{uploads.GENERATIONS}", _LIVES_MAX_BYTES)
+    sums, damaged = log_sums.read(store.objects(), folder), []
     for name in names.GROWING_FILES:
         if (run_dir / name).exists():
             continue
         temp = run_dir / f"{files.TEMP_PREFIX}{name}"
         try:
             store.objects().get(f"{folder}/{_newest(store, folder, name)}", temp)
-            uploads.inherit(run_dir, name, temp, told or b"", command.attempt)
-            os.replace(temp, run_dir / name)
+            left_out = _cut_what_is_damaged(temp, sums.get(name, []))
+            if left_out:
+                damaged.append(f"--- the store's copy of the former {name} is damaged: {left_out} bytes are left out")
+            if temp.stat().st_size:
+                uploads.inherit(run_dir, name, temp, told or b"", command.attempt)
+                os.replace(temp, run_dir / name)
         except NotFoundError:
             continue
         finally:
             temp.unlink(missing_ok=True)
+    for text in damaged:
+        files.append_line(run_dir / names.LOG, text, durable=False)
+
+
+def _cut_what_is_damaged(path: Path, listed: list[list[Any]]) -> int:
+    """How many bytes at the end were not believed; what was put before there were sums is believed as it is.
+
+    What lies behind the newest copy whose sum is known was put just before its VM died, and has no sum yet.
+    """
+    size = path.stat().st_size
+    if not listed:
+        return 0
+    good = log_sums.good_bytes(path, listed)
+    newest = max((int(entry[0]) for entry in listed if int(entry[0]) <= size), default=0)
+    if good == newest and not _has_zeroes(path, good):
+        return 0
+    os.truncate(path, good)
+    return size - good
+
+
+def _has_zeroes(path: Path, start: int) -> bool:
+    with path.open("rb") as reader:
+        reader.seek(start)
+        return b"\0" in reader.read()
 
 
 def end(home: VmHome, store: Store, command: Command) -> ExitRecord | None:

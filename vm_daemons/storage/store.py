@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 STATUS_EVERY_S = 60.0  # each rewrite is a new revision on a drive, so a status goes there seldom
 RECORD_MAX_BYTES = 16 * 2**20
 _STATUS_FILES = (names.STATUS, names.STATUS_LINE, names.CHECKPOINT_LEVELS, names.RESULTS)
-_LOGS = (names.GENERATIONS, *names.GROWING_FILES)  # what the laptop has of them is noted before they are copied
 _SET_ASIDE = (names.LOG, names.PROGRESS, names.EXIT)  # of an earlier attempt, when a new one takes over
 
 
@@ -255,7 +254,7 @@ class Store:
             known.copy_changed(objects, target, run_dir, _STATUS_FILES)
             known.status_at = time.monotonic()
         if saved or ended:
-            known.copy_changed(objects, target, run_dir, _LOGS)
+            known.copy_logs(objects, target, run_dir)
         if ended:
             known.finish(objects, target, run_dir, record)
 

@@ -14,7 +14,7 @@ from bridgehead.errors import VerificationError
 from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, RunRecord
 from vm_daemons import outputs as outputs_module
-from vm_daemons.storage import store_slots
+from vm_daemons.storage import log_sums, store_slots
 from vm_daemons.storage.objects import ObjectStore, Stored
 from vm_daemons.storage.store_slots import Slot
 
@@ -35,6 +35,7 @@ class Progress:
     damaged: set[tuple[str, int]] = field(default_factory=set)  # local checkpoints that don't verify: name, mtime_ns
     copied: dict[str, Stamp] = field(default_factory=dict)  # file → its stamp when it was copied
     sent: dict[str, Stored] = field(default_factory=dict)  # file → what the store holds of it
+    sums: log_sums.Sums | None = None  # of the growing files, once read from the store
     status_at: float = 0.0  # monotonic
     complete_attempt: int = 0  # this attempt has ended and all it left is in the store
     outputs: dict[str, Stored] = field(default_factory=dict)  # once complete: everything that the list of outputs names
@@ -124,6 +125,13 @@ class Progress:
                 continue
             self.sent[relative] = store.put(f"{target}/{relative}", run_dir / relative)
             self.copied[relative] = stamp
+
+    def copy_logs(self, store: ObjectStore, target: str, run_dir: Path) -> None:
+        """What the laptop has of them is noted before they are copied, what they are afterwards."""
+        if self.sums is None:
+            self.sums = log_sums.read(store, target)
+        self.copy_changed(store, target, run_dir, [names.GENERATIONS, *names.GROWING_FILES])
+        log_sums.note(store, target, self.sums, self.sent, names.GROWING_FILES)
 
     def finish(self, store: ObjectStore, target: str, run_dir: Path, record: RunRecord) -> None:
         """After an end: artifacts, then the list of all outputs with their hashes, and exit.json last."""
