@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bridge import file_lock, key_records
 from bridge.key_records import KeyFile, KeyState, PairingKey
+from bridge.ledger_pairings import PairingState
 from bridgehead import rotation
 from bridgehead.errors import NotFoundError, PairingError, UsageError
 from bridgehead.pairing import FORMER_MAX, Pairing
@@ -95,6 +96,13 @@ class KeyStore:
     def shell_allowed(self) -> bool:
         """Whether any pairing that is good now runs shell commands."""
         return any(item.allow_sh for item in self._now().keys.values() if item.usable)
+
+    def pairings(self) -> list[PairingState]:
+        """Every pairing ever made, oldest first, as the ledger has to know it."""
+        families: dict[str, list[PairingKey]] = {}
+        for item in self.all():
+            families.setdefault(item.family, []).append(item)
+        return sorted((_pairing_state(family, items) for family, items in families.items()), key=_by_age)
 
     def may_follow(self, family: str, other: PairingKey) -> bool:
         """Whether a VM of pairing `family` may speak with `other`: its own key rotated, or paired anew when revoked.
@@ -205,6 +213,17 @@ class KeyStore:
                     _log.error("%s; the keys of before stay good", error.message)
                 self._stamp = stamp
             return self._content
+
+
+def _pairing_state(family: str, items: list[PairingKey]) -> PairingState:
+    """`items`: all keys of the pairing, oldest first."""
+    good = [item for item in items if item.usable]
+    ended = 0.0 if good else max(item.ended or item.until for item in items)
+    return PairingState(family, items[0].made, ended, any(item.allow_sh for item in good))
+
+
+def _by_age(item: PairingState) -> tuple[float, str]:
+    return item.made, item.family
 
 
 def _ancestors(content: KeyFile, item: PairingKey) -> list[PairingKey]:

@@ -18,10 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge import ledger_audit, ledger_claims, ledger_keys, ledger_lines, ledger_vms
+from bridge import ledger_acks, ledger_audit, ledger_keys, ledger_lines, ledger_pairings, ledger_vms
 from bridge.ledger_rows import (
-    ENDED,
-    REJECTED,
     SCHEMA,
     SCHEMA_VERSION,
     CommandRow,
@@ -30,13 +28,11 @@ from bridge.ledger_rows import (
     VmRow,
     VmState,
     command_row,
-    fail_orphans,
     vm_row,
 )
 from bridge.project import ProjectView
 from bridgehead import names
-from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
-from bridgehead.names import Ack, FailureClass, RunState
+from bridgehead.errors import NotFoundError, SupersededError, VerificationError
 from bridgehead.records import AckRecord, Command, Heartbeat
 
 _BUSY_TIMEOUT_S = 15.0
@@ -152,10 +148,10 @@ class Ledger:
             row = db.execute("SELECT * FROM commands WHERE id = ?", (command_id,)).fetchone()
             if row is None:
                 raise NotFoundError(f"no command {command_id[:40]!r}")
-            owned = _own(db, row, record, now)
+            owned = ledger_acks.own(db, row, record, now)
             if owned:
                 row = db.execute("SELECT * FROM commands WHERE id = ?", (command_id,)).fetchone()
-                changed = _apply_ack(db, row, record, now)
+                changed = ledger_acks.apply(db, row, record, now)
         if not owned:
             raise SupersededError(f"command #{row['seq']} no longer belongs to {record.vm_id}")
         if changed:
@@ -255,7 +251,22 @@ class Ledger:
     def bind_vm(self, vm_id: str, key_id: str, family: str, *, allow_sh: bool) -> None:
         """The VM speaks with this key from now on."""
         with self._write() as db:
-            ledger_keys.bind(db, vm_id, key_id, family, allow_sh=allow_sh, now=self._clock())
+            now = self._clock()
+            ledger_keys.bind(db, vm_id, key_id, family, allow_sh=allow_sh, now=now)
+            ledger_pairings.move(db, vm_id, family)
+            if not allow_sh:
+                ledger_pairings.refuse_shell(db, vm_id, now)
+        self._changed()
+
+    def heed_pairings(self, told: Sequence[ledger_pairings.PairingState]) -> None:
+        """The pairings are these from now on; what waits for one that is no more ends. About once a second."""
+        with self._read() as db:
+            if ledger_pairings.states(db) == list(told) and not ledger_pairings.waits_in_vain(db):
+                return
+        with self._write() as db:
+            ledger_pairings.heed(db, told)
+            ledger_pairings.end_what_waits_in_vain(db, self._clock())
+        self._changed()
 
     def note_key_use(self, key_id: str) -> None:
         with self._write(durable=False) as db:
@@ -338,58 +349,11 @@ def _open(path: Path) -> sqlite3.Connection:
             db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         elif version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this is {SCHEMA_VERSION}")
-        for statement in (*ledger_keys.SCHEMA, *ledger_audit.SCHEMA):  # a ledger of before gets them too
+        ledger_pairings.add_column(db)
+        for statement in (*ledger_keys.SCHEMA, *ledger_pairings.SCHEMA, *ledger_audit.SCHEMA):  # also one of before
             db.execute(statement)
         db.execute("COMMIT")
     except BaseException:
         db.close()
         raise
     return db
-
-
-def _own(db: sqlite3.Connection, row: sqlite3.Row, record: AckRecord, now: float) -> bool:
-    """Whether the command is this VM's; by this very answer, it may be that it becomes so."""
-    if (row["vm_id"], row["attempt"]) == (record.vm_id, record.attempt):
-        lent = row["held_by"] not in ("", record.vm_id) and row["state"] not in ENDED
-        return ledger_claims.accept(db, row, now) if lent else True
-    if record.ack is Ack.UNKNOWN:  # told by whoever came upon it, and takes the command from nobody
-        return row["state"] not in ENDED and row["attempt"] < record.attempt
-    if ledger_claims.may_claim(db, row, record.vm_id, record.attempt):
-        ledger_claims.claim(db, row, record.vm_id, record.attempt, now)
-        return True
-    return False
-
-
-def _apply_ack(db: sqlite3.Connection, row: sqlite3.Row, record: AckRecord, now: float) -> bool:
-    """Move the command on; False when that changes nothing. An outcome replaces "unknown", and nothing else does."""
-    known = row["failure_class"] != FailureClass.UNKNOWN_OUTCOME
-    if row["state"] in ENDED and (known or record.ack is not Ack.FINISHED):
-        return False
-    state, failure_class = _outcome(row, record)
-    db.execute(
-        "UPDATE commands SET state = ?, exit_code = ?, failure_class = ?, reason = ?, updated = ? WHERE seq = ?",
-        (state, record.exit_code, failure_class, _plain(record.reason), now, row["seq"]),
-    )
-    fail_orphans(db, now)
-    return True
-
-
-def _plain(text: str) -> str:
-    """What a VM says, cut to a readable length; half a surrogate pair (a file name that is not UTF-8) is no text."""
-    return text[:2000].encode(errors="replace").decode()
-
-
-def _outcome(row: sqlite3.Row, record: AckRecord) -> tuple[str, str]:
-    """(state, failure class) after this ack."""
-    if record.ack is Ack.ACCEPTED:
-        return row["state"], ""
-    if record.ack is Ack.STARTED:
-        return RunState.RUNNING, ""
-    if record.ack is Ack.REJECTED:
-        return REJECTED, record.failure_class
-    if record.ack is Ack.UNKNOWN:
-        return RunState.FAILED, FailureClass.UNKNOWN_OUTCOME
-    state = record.state or (RunState.FAILED if record.exit_code else RunState.DONE)
-    if state not in ENDED:
-        raise UsageError(f"finished, with the state {record.state[:40]!r}", hint="one of: " + ", ".join(sorted(ENDED)))
-    return state, record.failure_class

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 
-from bridge import ledger_keys
+from bridge import ledger_keys, ledger_pairings
 from bridge.ledger_rows import ENDED, VmState
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
@@ -27,6 +27,8 @@ def may_claim(db: sqlite3.Connection, row: sqlite3.Row | None, vm_id: str, attem
     holder = row["held_by"] or row["vm_id"] or row["former_vm"]
     if holder and not ledger_keys.same_pairing(db, holder, vm_id):
         return False  # the VM of another pairing gets it from the ledger alone
+    if not ledger_pairings.may_have(db, row, vm_id):
+        return False
     # While a run is only lent, whoever has begun an attempt after that of the silent VM is ahead of the offer.
     return attempt > int(row["held_attempt"] if row["held_by"] else row["attempt"])
 
@@ -40,6 +42,7 @@ def claim(db: sqlite3.Connection, row: sqlite3.Row, vm_id: str, attempt: int, no
         " losses = losses + ?, reason = '', updated = ? WHERE seq = ?",
         (vm_id, attempt, attempt, RunState.QUEUED, _newly_lost(row), now, row["seq"]),
     )
+    ledger_pairings.keep(db, row["seq"], vm_id)
     _no_longer_held(db, row, now)
 
 

@@ -20,7 +20,8 @@ SCHEMA_VERSION: Final = 2
 # `held_by`, `held_state` and `held_attempt` remember how a command stood when its VM fell silent, so that the VM gets
 # it back when it speaks again; that ends when another VM has proof of the silence and says so ("accepted", or a claim).
 # `top_attempt` is the highest attempt that ever went out, `losses` how often a VM was proven lost with the run.
-# `kept_off` is the VM that handed a run over. `withdrawn` lists what was lent to a VM and taken back.
+# `kept_off` is the VM that handed a run over, `family` the pairing that the command is kept to (ledger_pairings).
+# `withdrawn` lists what was lent to a VM and taken back.
 SCHEMA: Final = """
 CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counters VALUES ('delivery', 0);
@@ -33,7 +34,7 @@ CREATE TABLE commands (
     held_by TEXT NOT NULL DEFAULT '', held_state TEXT NOT NULL DEFAULT '', held_attempt INTEGER NOT NULL DEFAULT 0,
     former_vm TEXT NOT NULL DEFAULT '', former_gone INTEGER NOT NULL DEFAULT 0, kept_off TEXT NOT NULL DEFAULT '',
     exit_code INTEGER, failure_class TEXT NOT NULL DEFAULT '', reason TEXT NOT NULL DEFAULT '',
-    created REAL NOT NULL, updated REAL NOT NULL
+    created REAL NOT NULL, updated REAL NOT NULL, family TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX commands_by_vm ON commands (vm_id, state, seq);
 CREATE INDEX commands_by_holder ON commands (held_by);
@@ -80,6 +81,7 @@ class CommandRow:
     created: float
     updated: float
     inputs: dict[str, str] = field(default_factory=dict)
+    family: str = ""  # the pairing whose VMs alone may have it; empty: any
 
     @property
     def ended(self) -> bool:

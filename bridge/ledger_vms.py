@@ -11,7 +11,7 @@ import json
 import sqlite3
 from typing import Any
 
-from bridge import ledger_claims, ledger_keys
+from bridge import ledger_claims, ledger_keys, ledger_pairings
 from bridge.ledger_rows import ENDED, VmState, command, fail_orphans, next_delivery
 from bridgehead import paths
 from bridgehead.names import FailureClass, RunState
@@ -71,6 +71,7 @@ def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
             " reason = '', updated = ? WHERE seq = ?",
             (vm_id, next_delivery(db), RunState.QUEUED, now, row["seq"]),
         )
+        ledger_pairings.keep(db, row["seq"], vm_id)
     return given > 0
 
 
@@ -92,9 +93,16 @@ def _waiting_for(db: sqlite3.Connection, vm_id: str) -> list[sqlite3.Row]:
     """What has no VM and asks for this one or any, in the queue's order."""
     not_for_it = "" if ledger_keys.runs_shell(db, vm_id) else Verb.SH
     return db.execute(
-        "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (?, ?) AND target_vm IN ('', ?)"
-        " AND kept_off != ? AND verb != ? ORDER BY seq",
-        (RunState.QUEUED, RunState.LOST, vm_id, vm_id, not_for_it),
+        "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (:queued, :lost)"
+        f" AND target_vm IN ('', :vm) AND kept_off != :vm AND verb != :not_verb AND {ledger_pairings.OPEN_TO}"
+        " ORDER BY seq",
+        {
+            "queued": RunState.QUEUED,
+            "lost": RunState.LOST,
+            "vm": vm_id,
+            "not_verb": not_for_it,
+            "family": ledger_pairings.family_of(db, vm_id),
+        },
     ).fetchall()
 
 
@@ -163,13 +171,20 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
     db.execute(
         "UPDATE commands SET former_vm = vm_id, former_gone = ?, vm_id = '', state = ?, attempt = top_attempt + 1,"
         f" target_vm = '', reason = ?, updated = ? WHERE {_HELD} AND verb = ?",
-        (state == VmState.GONE, RunState.LOST, f"{reason}; waits for the next VM", now, vm_id, Verb.RUN),
+        (state == VmState.GONE, RunState.LOST, f"{reason}; waits for the next VM of its pairing", now, vm_id, Verb.RUN),
     )
+    ledger_pairings.keep_pinned(db, vm_id)
     db.execute(  # meant for it and not delivered yet: a VM that died never comes back under its name
         "UPDATE commands SET target_vm = '', reason = ?, updated = ?"
         " WHERE target_vm = ? AND vm_id = '' AND verb = ? AND state IN (?, ?)",
         (f"was meant for {vm_id}, which is {state}", now, vm_id, Verb.RUN, RunState.QUEUED, RunState.LOST),
     )
+    if state == VmState.GONE:
+        db.execute(
+            "UPDATE commands SET state = ?, reason = ?, updated = ?"
+            " WHERE target_vm = ? AND vm_id = '' AND verb IN (?, ?) AND state = ?",
+            (RunState.FAILED, f"was meant for {reason}", now, vm_id, Verb.SH, Verb.SYNC, RunState.QUEUED),
+        )
     fail_orphans(db, now)
 
 

@@ -109,6 +109,7 @@ class Permits:
             if at - self._noted.get(key_id, 0.0) > _USE_EVERY_S:
                 self._noted[key_id] = at
                 self._ledger.note_key_use(key_id)
+        self._ledger.heed_pairings(self._keys.pairings())
         self.refusals.flush()
 
     def _is_left(self, key_id: str, family: str, now: float) -> bool:

@@ -172,6 +172,7 @@ class Bridge:
         nonces = NonceStore(private)
         stack.callback(nonces.close)
         self._permits = Permits(self.keys, self.ledger, nonces, audit)
+        self.ledger.heed_pairings(self.keys.pairings())
         self._permits.hosts.announce(f"{self.settings.host}:{self.port}")
         self._feed = AuditFeed(self.ledger, audit)
         stack.callback(self._close_audit)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from bridgehead import names
+from bridgehead.errors import PairingError
 from bridgehead.names import ENDED, CheckpointLevel, RunState
 from bridgehead.records import duration
 from run_control.project import Project
@@ -20,11 +22,14 @@ def shown(state: str, vm_state: str) -> str:
     return f"{vm_state}, arriving" if _is_arriving(state, vm_state) else state
 
 
-def waits_for(project: Project, state: str, vm_state: str, checkpoints: str) -> str:
-    """Why a run that has not ended stands still, and what to do; "" when it does not. `checkpoints`: its newest."""
+def waits_for(project: Project, state: str, vm_state: str, checkpoints: str, *, family: str = "") -> str:
+    """Why a run that has not ended stands still, and what to do; "" when it does not.
+
+    `checkpoints`: its newest; `family`: the pairing that it is kept to.
+    """
     if state == RunState.LOST:
         newest = f"newest checkpoint: {checkpoints}" if checkpoints else "no checkpoint of it was heard of"
-        return f"{WAITS}: {_how_to_get_one(project)}; {newest}"
+        return f"{WAITS}{_how_to_get_one(project, family)}; {newest}"
     if _is_arriving(state, vm_state):
         return f"it is {vm_state} on its VM; what it made is on its way here"
     return ""
@@ -59,6 +64,25 @@ def _is_arriving(state: str, vm_state: str) -> bool:
     return state not in ENDED and vm_state in ENDED
 
 
-def _how_to_get_one(project: Project) -> str:
+def _how_to_get_one(project: Project, family: str) -> str:
+    key_id = _other_pairing(project, family) if family else ""
+    if key_id:
+        return f" of its own pairing: bridgehead notebook --key {key_id}, and run its cell"
     local = project.vms.is_dir() and any(project.vms.iterdir())
-    return "bridgehead up --runtime local" if local else "open the notebook and run the cell"
+    return ": bridgehead up --runtime local" if local else ": open the notebook and run the cell"
+
+
+def _other_pairing(project: Project, family: str) -> str:
+    """The good key of this pairing when it is not the one that the usual notebook holds; else ""."""
+    from bridge.keys import KeyStore
+
+    path = project.private / names.KEYS_FILE
+    if not path.is_file():
+        return ""
+    try:
+        keys = KeyStore(path)
+    except PairingError:  # told by whatever needs the keys
+        return ""
+    good = [item for item in keys.all() if item.family == family and item.usable]
+    current = keys.get(keys.current()[0])
+    return "" if not good or (current is not None and current.family == family) else good[-1].id

@@ -128,7 +128,8 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> 
     if status is not None:
         view = _with_status(view, row, status, time.time() if now is None else now)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
-    return dataclasses.replace(view, waits_for=state_words.waits_for(project, view.state, view.vm_state, newest))
+    why = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
+    return dataclasses.replace(view, waits_for=why)
 
 
 def _with_status(view: RunView, row: CommandRow, status: Status, moment: float) -> RunView:
@@ -206,7 +207,10 @@ def notes(project: Project) -> list[dict[str, Any]]:
 
 def command_row(command: dict[str, Any]) -> tuple[str, ...]:
     """Cells under COMMAND_HEADERS."""
-    line = f"{Verb.SH}: {command['argument']}" if command["verb"] == Verb.SH else command["line"]
+    line = command["line"]
+    if command["verb"] == Verb.SH:  # as text and not as base64; whom it is for stays
+        pin = f"{line.split()[0]} " if line.startswith("@") else ""
+        line = f"{pin}{Verb.SH}: {command['argument']}"
     shown = line if len(line) <= 60 else line[:59] + "…"
     why = "; ".join(filter(None, (command["waits_for"], command["reason"])))
     return (str(command["seq"]), state_words.shown(command["state"], ""), shown, command["run_id"], why)

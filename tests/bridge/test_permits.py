@@ -101,18 +101,31 @@ def test_a_vm_of_the_same_pairing_claims_a_run_as_before(live: LiveBridge, clien
     assert live.bridge.ledger.find_run(run_id).vm_id == OTHER_VM
 
 
-def test_the_ledger_gives_a_lost_run_to_a_vm_of_another_key_and_signs_for_that_one(
-    live: LiveBridge, client: Client
-) -> None:
+def test_a_lost_run_is_given_to_no_vm_of_another_pairing(live: LiveBridge, client: Client) -> None:
     assert _poll(client) == 200
     run_id, other = live.given_run(), _other(live)
     live.bridge.ledger.mark_vm_gone(VM, "its processes are gone")
-    documents = other.get(f"/queue?vm={OTHER_VM}&after=0&wait=0").json["commands"]
-    command = signing.open_document(other.key, "command", documents[0])
+    target = f"/queue?vm={OTHER_VM}&after=0&wait=0"
+    assert other.get(target).json["commands"] == []
+    assert live.bridge.ledger.find_run(run_id).state == "lost"
+
+
+def test_the_ledger_gives_a_lost_run_to_a_vm_of_the_heir_and_signs_for_that_one(
+    live: LiveBridge, client: Client
+) -> None:
+    assert _poll(client) == 200
+    run_id = live.given_run()
+    _, item = live.bridge.keys.revoke(client.key_id)
+    assert isinstance(item, PairingKey)
+    heir = Client(client.port, item.id, item.key)
+    live.bridge.ledger.mark_vm_gone(VM, "its processes are gone")
+    live.bridge.ledger.heed_pairings(live.bridge.keys.pairings())
+    documents = heir.get(f"/queue?vm={OTHER_VM}&after=0&wait=0").json["commands"]
+    command = signing.open_document(heir.key, "command", documents[0])
     assert (command["run_id"], command["attempt"], command["vm_id"]) == (run_id, 2, OTHER_VM)
-    assert _ack(other, live, run_id, OTHER_VM, attempt=2) == 204
-    assert Uploader(other, run_id, "x", vm=OTHER_VM, attempt=2).put(b"y").status == 201
-    assert Uploader(client, run_id, "x").put(b"y").status == 409
+    assert _ack(heir, live, run_id, OTHER_VM, attempt=2) == 204
+    assert Uploader(heir, run_id, "x", vm=OTHER_VM, attempt=2).put(b"y").status == 201
+    assert Uploader(heir, run_id, "x").put(b"y").status == 409
 
 
 def test_a_revoked_key_is_refused_from_its_next_request_on(live: LiveBridge, client: Client) -> None:
