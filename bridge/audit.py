@@ -1,8 +1,9 @@
 """audit.jsonl: what was commanded, by whom, which VM took it and what came of it; and what happened to keys.
 
 Lines are only ever appended, each with an fsync before anybody goes on, and each holds the SHA-256 of the one before:
-an edit breaks the chain. When the file is full it is put aside as audit-1.jsonl, audit-2.jsonl, … and kept. Any number
-of processes may write.
+an edit breaks the chain. Every writer notes the end of it in audit.head, so a cut end shows too, and the next writer
+adds a line that says so for ever. When the file is full it is put aside as audit-1.jsonl, audit-2.jsonl, … and kept.
+Any number of processes may write.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from bridge import file_lock
+from bridge import audit_head, file_lock
+from bridge.audit_head import Head
 from bridgehead import files, names
 
 MAX_BYTES: Final = 4 * 2**20  # of one file, before it is put aside
 NO_LINE: Final = "0" * 64  # what the first line holds in place of a hash
+CUT: Final = "cut"  # the event of a writer that found the end of the file missing
+_LINE_VERSION: Final = 2  # 1 had no number of its own, and no audit.head beside the file
 _LOCK: Final = "audit.lock"
 _STEM, _SUFFIX = names.AUDIT_FILE.rsplit(".", 1)
 _ASIDE: Final = re.compile(rf"{_STEM}-(\d+)\.{_SUFFIX}\Z")
@@ -31,7 +35,7 @@ _O_BINARY: Final = getattr(os, "O_BINARY", 0)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What `verify` found. `head` is the hash of the last line; an edit of that one shows once a line follows it."""
+    """What `verify` found. `head` is the hash of the last line."""
 
     lines: int
     files: int
@@ -54,13 +58,16 @@ class Audit:
         Returns the hash of the last line. Raises OSError.
         """
         with file_lock.held(self._folder / _LOCK):
-            number, head, torn = self._end()
+            number, head, whole, torn = self._end()
+            events = [*self._missing(Head(number, whole)), *events]
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _O_BINARY, 0o600)
             try:
                 data = b"\n" if torn else b""
                 for event in events:
                     number += 1
-                    line = files.canonical_json({"at": round(time.time(), 3), **event, "n": number, "prev": head})
+                    line = files.canonical_json(
+                        {"at": round(time.time(), 3), **event, "n": number, "prev": head, "v": _LINE_VERSION}
+                    )
                     head = _hash(line)
                     data += line + b"\n"
                 while data:
@@ -69,6 +76,7 @@ class Audit:
                 full = os.fstat(fd).st_size >= self._max_bytes
             finally:
                 os.close(fd)
+            audit_head.write(self._folder, Head(number, head))
             if full:
                 self._put_aside()
         return head
@@ -92,40 +100,52 @@ class Audit:
     def verify(self, expected_head: str = "") -> Verdict:
         """Follow the chain from the first line to the last. `expected_head`: a hash that has to occur in it."""
         problems: list[str] = []
-        lines = torn = number = 0
+        noted = audit_head.read(self._folder)  # first: others may add lines meanwhile
+        lines = torn = number = version = 0
         head, met = NO_LINE, {NO_LINE, ""}
         for place, line in self._lines():
             lines += 1
             told = _parse(line)
             if told is None:
                 torn += 1
-            elif told.get("prev") != head:
-                problems.append(f"{place}: the line before it was changed, removed or added")
-            elif told.get("n") != number + 1:
-                problems.append(f"{place}: it is numbered {told.get('n')}, after {number}")
-            number = int(told["n"]) if told is not None and isinstance(told.get("n"), int) else number
+            problem = _problem(line, told, number, head)
+            if problem:
+                problems.append(f"{place}: {problem}")
+            if told is not None:
+                number, version = int(told["n"]), told.get("v", 1)
             head = _hash(line)
             met.add(head)
         if expected_head not in met:
             problems.append("lines that the ledger knows of are missing or changed at the end")
+        if noted is not None and noted.sha256 not in met:
+            problems.append(f"the end is missing or changed: {audit_head.FILE} knows of {noted.n} lines")
+        elif noted is None and version == _LINE_VERSION:
+            problems.append(f"{audit_head.FILE} is missing: nobody can tell whether the end was cut")
         return Verdict(lines, len(self._files()), head, problems, torn)
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _end(self) -> tuple[int, str, bool]:
-        """(number of the last line, its hash, whether it was cut off)."""
-        number, head, torn = 0, NO_LINE, False
+    def _end(self) -> tuple[int, str, str, bool]:
+        """(number of the last whole line, hash of the last line, hash of the whole one, whether the last is torn)."""
+        number, head, whole, torn = 0, NO_LINE, NO_LINE, False
         for path in reversed(self._files()):
             torn_here, lines = _tail(path)
             torn = torn or (torn_here and path == self._path)
             if lines and head == NO_LINE:
                 head = _hash(lines[-1])
-            numbered = (told for line in reversed(lines) if (told := _parse(line)) is not None)
+            numbered = ((told, line) for line in reversed(lines) if (told := _parse(line)) is not None)
             last = next(numbered, None)
             if last is not None:
-                number = int(last["n"])
+                number, whole = int(last[0]["n"]), _hash(last[1])
                 break
-        return number, head, torn
+        return number, head, whole, torn
+
+    def _missing(self, found: Head) -> list[dict[str, Any]]:
+        """A line that says so when the file does not end where the last writer left it."""
+        noted = audit_head.read(self._folder)
+        if noted is None or noted.n < found.n or noted == found:  # the writer may have died before it noted its line
+            return []
+        return [{"event": CUT, "expected": noted.n, "found": found.n, "sha256": noted.sha256}]
 
     def _put_aside(self) -> None:
         last = max((int(match[1]) for path in self._folder.iterdir() if (match := _ASIDE.match(path.name))), default=0)
@@ -166,6 +186,29 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return told if isinstance(told, dict) and isinstance(told.get("n"), int) else None
+
+
+def _problem(line: bytes, told: dict[str, Any] | None, number: int, head: str) -> str:
+    """What is wrong with a line after the one of this number and hash; "" when nothing is."""
+    if told is None:
+        return "" if _may_be_torn(line) else "this was never written by Bridgehead"
+    if told.get("prev") != head:
+        return "the line before it was changed, removed or added"
+    if told["n"] != number + 1:
+        return f"it is numbered {told['n']}, after {number}"
+    if told.get("event") == CUT:
+        return f"its writer found {told.get('found')} lines where {told.get('expected')} had been, or another last one"
+    return ""
+
+
+def _may_be_torn(line: bytes) -> bool:
+    """Whether a crash may have left this of a line: its beginning, or zeros where the disk had not got it yet."""
+    start = line.rstrip(b"\0")
+    try:
+        json.loads(start)
+    except (ValueError, RecursionError):
+        return start[:2] in (b"", b"{", b'{"')
+    return False
 
 
 def _hash(line: bytes) -> str:

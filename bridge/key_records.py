@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import secrets
@@ -29,6 +30,7 @@ class KeyState(StrEnum):
     REVOKED = "revoked"
 
 
+_YEAR_9999_S = 253_000_000_000.0
 USABLE = frozenset({KeyState.ACTIVE, KeyState.ROTATING})
 
 
@@ -74,21 +76,23 @@ def new_id() -> str:
     return f"k-{secrets.token_hex(4)}"
 
 
-def create(path: Path) -> None:
-    """Make the file appear whole, and never in place of one that another process has made meanwhile."""
+def create(path: Path) -> bool:
+    """Make the file appear whole; False when another process has made one meanwhile, which stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = fresh()
     temp = path.with_name(f"{files.TEMP_PREFIX}{secrets.token_hex(8)}")
     write(temp, KeyFile(key.id, {key.id: key}))
+    made = True
     try:
         os.link(temp, path)
     except FileExistsError:
-        pass
+        made = False
     except OSError:  # a file system without hard links
         files.replace(temp, path)
     with contextlib.suppress(FileNotFoundError):
         temp.unlink()
     files.fsync_folder(path.parent)
+    return made
 
 
 def write(path: Path, content: KeyFile) -> None:
@@ -99,6 +103,8 @@ def write(path: Path, content: KeyFile) -> None:
 def read(path: Path) -> KeyFile:
     """Raises PairingError, whose text holds nothing of the content."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would hang us
+            raise IsADirectoryError(errno.EISDIR, "it is no plain file")
         if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
             path.chmod(0o600)  # a copy or a careless archive made it readable for others
         record = json.loads(path.read_bytes())
@@ -108,8 +114,11 @@ def read(path: Path) -> KeyFile:
         if keys[content.current].state not in USABLE:
             raise ValueError
     except OSError as error:
-        raise PairingError(f"{path.name} can't be read: {error.strerror}", hint=f"look at {path}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+        raise PairingError(
+            f"{path} can't be read: {error.strerror}",
+            hint="put the file back from a backup; or move that away, start the bridge again, and pair the VM anew",
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise PairingError(
             f"{path.name} is damaged",
             hint=f"remove {path}, start the bridge again, and pair the VM with the new code",
@@ -133,18 +142,21 @@ def _read_key(key_id: str, told: Any) -> PairingKey:
     key = base64.b64decode(told["key"], validate=True)
     if len(key) != KEY_BYTES and (key or state is not KeyState.REVOKED):
         raise ValueError
+    times = {name: float(told.get(name, 0.0)) for name in ("made", "until", "ended")}
+    if not all(0 <= value < _YEAR_9999_S for value in times.values()):
+        raise ValueError
     return PairingKey(
         id=key_id,
         key=key,
         name=str(told.get("name", "")),
-        made=float(told.get("made", 0.0)),
+        made=times["made"],
         allow_sh=told.get("allow_sh", True) is True,
         state=state,
         family=str(told.get("family") or key_id),
         after=str(told.get("after", "")),
         salt=base64.b64decode(told.get("salt", ""), validate=True),
-        until=float(told.get("until", 0.0)),
-        ended=float(told.get("ended", 0.0)),
+        until=times["until"],
+        ended=times["ended"],
     )
 
 

@@ -35,8 +35,10 @@ class KeyStore:
         """Read the file, or make it with one new key. Raises PairingError when it is damaged."""
         self._path = path
         self._lock = threading.Lock()
-        if not path.exists():
-            key_records.create(path)
+        self.is_new = not path.exists()
+        """Whether this very call has made the file."""
+        if self.is_new:
+            self.is_new = key_records.create(path)
         self._stamp = _stamp(path)
         self._content = key_records.read(path)
 

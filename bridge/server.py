@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiohttp import web
 
-from bridge import boot_archive
+from bridge import boot_archive, key_audit
 from bridge.address_record import AddressRecord
 from bridge.api import Api, Parts
 from bridge.audit import Audit
@@ -155,9 +155,10 @@ class Bridge:
         arrivals.mkdir(exist_ok=True)
         boot = boot_archive.build()
         self.boot_sha256 = boot.sha256
-        self.keys = KeyStore(private / names.KEYS_FILE)
+        self.keys = key_audit.open_keys(private, {"via": "bridge"})
         self.address = AddressRecord(private / names.ADDRESS)
         audit = Audit(private)
+        key_audit.tell_unknown(self.keys, audit)
         _refuse_lost_ledger(private / names.LEDGER_FILE, audit, root / names.QUEUE_FILE)
         self.ledger = Ledger(private / names.LEDGER_FILE)
         stack.callback(self.ledger.close)

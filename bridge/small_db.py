@@ -1,4 +1,7 @@
-"""SQLite files of the bridge that only save work: when one is damaged, it is made anew and things are sent again."""
+"""SQLite files of the bridge that only save work: when one is damaged, it is made anew and things are sent again.
+
+One that a newer Bridgehead wrote is not damaged: it is refused, as the ledger does it, and stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,30 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from bridgehead.errors import VerificationError
 
 log = logging.getLogger(__name__)
+VERSION: Final = 1
 _Values = Sequence[object]
+
+
+def check_version(db: sqlite3.Connection, path: Path) -> None:
+    """Raises VerificationError for a file of another version; 0 is a new one, or one from before there were any."""
+    version = db.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, VERSION):
+        raise VerificationError(
+            f"{path} is of version {version}, this is {VERSION}",
+            hint="update Bridgehead; or move it and its -wal and -shm away and start again: things are sent anew then",
+        )
 
 
 class SmallDb:
     """One connection for all threads. The newest commits may be lost in a power cut: what is in it proves nothing."""
 
     def __init__(self, path: Path, schema: str) -> None:
+        """Raises VerificationError when the file is of another version, and OSError."""
         self._lock = threading.Lock()
         try:
             self._db = _open(path, schema)
@@ -60,9 +77,11 @@ class SmallDb:
 def _open(path: Path, schema: str) -> sqlite3.Connection:
     db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     try:
+        check_version(db, path)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=NORMAL")
         db.executescript(schema)
+        db.execute(f"PRAGMA user_version = {VERSION}")
     except BaseException:
         db.close()
         raise

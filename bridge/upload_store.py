@@ -25,6 +25,7 @@ from typing import Final
 
 from bridge import growing, log_rotation
 from bridge.disk_writes import WRITE_BACK_BYTES, append, start_write_back, write_all
+from bridge.small_db import VERSION, check_version
 from bridge.targets import check_spelling, prepare_target
 from bridgehead import files
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
@@ -337,6 +338,7 @@ class UploadStore:
 def _connect(database: Path) -> sqlite3.Connection:
     db = sqlite3.connect(database, check_same_thread=False, isolation_level=None)
     try:
+        check_version(db, database)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
         db.executescript(_SCHEMA)
@@ -344,7 +346,8 @@ def _connect(database: Path) -> sqlite3.Connection:
         for name in ("verified", "rotated", "rotating"):  # in that order, as in the schema
             if name not in columns:  # of an earlier bridge: what had arrived of an unfinished upload is sent again
                 db.execute(f"ALTER TABLE uploads ADD COLUMN {name} INTEGER NOT NULL DEFAULT 0")
-    except sqlite3.DatabaseError:
+        db.execute(f"PRAGMA user_version = {VERSION}")
+    except BaseException:
         db.close()
         raise
     return db

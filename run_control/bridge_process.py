@@ -25,7 +25,7 @@ from bridge.server import Bridge, BridgeSettings
 from bridge.tunnels.base import Tunnel
 from bridge.tunnels.none import lan_host
 from bridge.tunnels.spec import TunnelSpec
-from bridgehead import files, names, processes
+from bridgehead import files, names, os_errors, processes
 from bridgehead.errors import BridgeDownError, BridgeheadError
 from run_control import announce, locks, notebook, project_file, tunnel_table
 from run_control.project import Project
@@ -67,6 +67,12 @@ def main(argv: list[str] | None = None) -> int:
         record.write(BridgeState.FAILED, error=error.to_json())
         sys.stderr.write(f"error: {error.message}\n")
         return error.exit_code
+    except OSError as error:  # a file that is no file, a full disk: `up` reads the reason from the record
+        found = os_errors.in_words(error)
+        with contextlib.suppress(OSError):  # the record itself, say
+            record.write(BridgeState.FAILED, error=found.to_json())
+        sys.stderr.write(f"error: {found.in_one_line()}\n")
+        return found.exit_code
     except Exception as error:  # the process edge: `up` reads the reason from the record
         record.write(BridgeState.FAILED, error=BridgeheadError(f"{type(error).__name__}: {error}").to_json())
         raise  # to the log

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from bridgehead import os_errors
 from bridgehead.errors import INTERRUPTED_EXIT_CODE, BridgeheadError, UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def run(app: typer.Typer, argv: Sequence[str], prog: str) -> int:
         return INTERRUPTED_EXIT_CODE
     except OSError as error:
         _settle_stdout()
-        return _report(_os_error(error), as_json)
+        return _report(os_errors.in_words(error), as_json)
     except Exception as error:  # noqa: BLE001 - the process edge: one line, never a traceback with locals
         return _report(_unforeseen(error), as_json)
 
@@ -187,11 +188,6 @@ def _note_error(error: BridgeheadError) -> None:
 
 def _error_body(error: BridgeheadError) -> dict[str, object]:
     return {**error.to_json(), "exit_code": error.exit_code}
-
-
-def _os_error(error: OSError) -> BridgeheadError:
-    where = f"{error.filename}: " if error.filename else ""
-    return BridgeheadError(f"{where}{error.strerror or type(error).__name__}")
 
 
 def _unforeseen(error: Exception) -> BridgeheadError:

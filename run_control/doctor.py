@@ -12,7 +12,7 @@ from pathlib import Path
 from bridge.tunnels.spec import TunnelSpec
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError, VerificationError
-from run_control import bridge_control, doctor_tunnels, project, project_file
+from run_control import bridge_control, doctor_tunnels, private_files, project, project_file
 from run_control.checks import FAIL, PASS, WARN, Check
 from run_control.project import Project
 
@@ -69,6 +69,9 @@ def _check_disk(folder: Path) -> Check:
 
 
 def _check_private(found: Project) -> Check:
+    odd = private_files.odd_one(found)
+    if odd:
+        return Check("keys", FAIL, odd, private_files.HINT)
     for path in (found.private, found.private / names.KEYS_FILE, found.notebook):
         if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
             return Check("keys", FAIL, f"others can read {path}", f"chmod go= {path}")

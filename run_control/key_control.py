@@ -7,11 +7,11 @@ import socket
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bridge import key_audit
 from bridge.audit import Audit, Verdict
 from bridge.audit_feed import HEAD, AuditFeed
 from bridge.key_records import PairingKey
 from bridge.keys import KeyStore
-from bridgehead import names
 from run_control import bridge_control, notebook
 from run_control.project import Project
 from run_control.views import ledger_of, run
@@ -43,7 +43,7 @@ class KeyView:
 def keys(project: Project) -> KeyStore:
     """Raises PairingError when the file is damaged."""
     project.make_private()
-    return KeyStore(project.private / names.KEYS_FILE)
+    return key_audit.open_keys(project.private, me())
 
 
 def views(project: Project) -> list[KeyView]:
@@ -85,8 +85,7 @@ def write_notebook(project: Project, key_id: str) -> str:
 
 def tell(project: Project, event: str, item: PairingKey) -> None:
     """Write what happened to a key into the audit file, and who did it."""
-    told = {"event": event, "key_id": item.id, "name": item.name, "sh": item.allow_sh, "after": item.after}
-    Audit(project.private).append([{**{key: value for key, value in told.items() if value != ""}, "queued_by": me()}])
+    Audit(project.private).append([key_audit.event(event, item, me())])
 
 
 def me(via: str = "cli") -> dict[str, str]:

@@ -35,7 +35,7 @@ def described(path: Path) -> Any | None:
         with path.open("rb", buffering=0) as handle:
             handle.seek(_TEXT_AT)
             return json.loads(handle.read())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 

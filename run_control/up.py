@@ -8,7 +8,7 @@ from typing import Any
 from bridge import tunnels
 from bridgehead import names
 from bridgehead.errors import BridgeDownError
-from run_control import bridge_control, local_vms, project_file, tunnel_table
+from run_control import bridge_control, local_vms, private_files, project_file, tunnel_table
 from run_control.project import Project, changing
 
 NOTEBOOK = "notebook"
@@ -51,6 +51,7 @@ def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int |
     view = project_file.load(project.root)
     # Not started: a misspelt name, a missing key or an unreadable token is told before anything is.
     tunnels.make(tunnel_table.with_kind(view.tunnel, tunnel))
+    private_files.refuse_odd_ones(project)
     if bridge_control.find(project) is None:
         bridge_control.refuse_full_disk(project)
     with changing(project):

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from ledger_support import PROJECT, Clock, ack, beat
 
+from bridge import audit_head, key_audit
 from bridge.audit import Audit
 from bridge.audit_feed import HEAD, AuditFeed
+from bridge.keys import KeyStore
 from bridge.ledger import Ledger
 from bridge.refusals import Refusals
 from bridgehead import names
@@ -206,8 +208,81 @@ def test_a_cut_end_shows_when_the_ledger_knows_of_more(ledger: Ledger, tmp_path:
     _drained(ledger, tmp_path)
     lines = _path(tmp_path).read_bytes().splitlines(keepends=True)
     _path(tmp_path).write_bytes(lines[0])
-    assert Audit(tmp_path).verify().problems == []
     assert "missing or changed at the end" in Audit(tmp_path).verify(ledger.fact(HEAD)).problems[0]
+
+
+@pytest.mark.parametrize("left", [0, 1, 4])
+def test_a_cut_end_shows_whoever_wrote_it_and_for_ever(tmp_path: Path, left: int) -> None:
+    lines = _written(tmp_path)  # key events, of which the ledger hears nothing
+    _path(tmp_path).write_bytes(b"".join(lines[:left]))
+    assert "audit.head knows of 5 lines" in Audit(tmp_path).verify().problems[-1]
+    for number in range(8):
+        Audit(tmp_path).append([{"event": "key made", "number": number}])
+    problems = Audit(tmp_path).verify().problems
+    assert len(problems) == 1 and f"found {left} lines where 5 had been" in problems[0]
+
+
+def test_a_changed_last_line_shows_at_once_and_for_ever(tmp_path: Path) -> None:
+    lines = _written(tmp_path)
+    lines[-1] = lines[-1].replace(b'"number":4', b'"number":9')
+    _path(tmp_path).write_bytes(b"".join(lines))
+    assert "end is missing or changed" in Audit(tmp_path).verify().problems[0]
+    Audit(tmp_path).append([{"event": "key made"}])
+    assert "or another last one" in Audit(tmp_path).verify().problems[0]
+
+
+@pytest.mark.parametrize("garbage", [b"garbage\n", b"garbage", b"{}\n", b'"x"', b"[" * 9999 + b"\n", b'{"n":"x"}\n'])
+def test_garbage_at_the_end_is_no_torn_line(tmp_path: Path, garbage: bytes) -> None:
+    _written(tmp_path)
+    with _path(tmp_path).open("ab") as handle:
+        handle.write(garbage)
+    assert "audit.jsonl:6: this was never written" in Audit(tmp_path).verify().problems[0]
+    Audit(tmp_path).append([{"event": "key made"}])
+    assert "audit.jsonl:6: this was never written" in Audit(tmp_path).verify().problems[0]
+
+
+@pytest.mark.parametrize("torn", [b'{"at":12', bytes(40), b'{"at":12' + bytes(40)])
+def test_what_a_crash_leaves_of_a_line_is_no_edit(tmp_path: Path, torn: bytes) -> None:
+    _written(tmp_path)
+    with _path(tmp_path).open("ab") as handle:
+        handle.write(torn)
+    for _ in range(2):
+        verdict = Audit(tmp_path).verify()
+        assert (verdict.problems, verdict.torn) == ([], 1)
+        Audit(tmp_path).append([{"event": "key made"}])
+
+
+def test_a_writer_that_died_before_it_noted_the_end_is_no_edit(tmp_path: Path) -> None:
+    _written(tmp_path)
+    before = (tmp_path / audit_head.FILE).read_bytes()
+    Audit(tmp_path).append([{"event": "key made"}])
+    (tmp_path / audit_head.FILE).write_bytes(before)
+    assert Audit(tmp_path).verify().problems == []
+    Audit(tmp_path).append([{"event": "key made"}])
+    assert Audit(tmp_path).verify().problems == []
+
+
+def test_a_missing_head_is_told(tmp_path: Path) -> None:
+    _written(tmp_path)
+    (tmp_path / audit_head.FILE).unlink()
+    assert "audit.head is missing" in Audit(tmp_path).verify().problems[0]
+
+
+# --- keys ------------------------------------------------------------------------------------------
+
+
+def test_the_first_key_is_told_by_whoever_makes_it(tmp_path: Path) -> None:
+    store = key_audit.open_keys(tmp_path, {"via": "cli"})
+    key_audit.open_keys(tmp_path, {"via": "bridge"})
+    (line,) = Audit(tmp_path).read()
+    assert (line["event"], line["key_id"], line["queued_by"]) == ("key made", store.current()[0], {"via": "cli"})
+
+
+def test_a_key_that_no_line_tells_of_is_found_once(tmp_path: Path) -> None:
+    store = KeyStore(tmp_path / names.KEYS_FILE)
+    for _ in range(2):
+        key_audit.tell_unknown(store, Audit(tmp_path))
+    assert [(line["event"], line["key_id"]) for line in Audit(tmp_path).read()] == [("key found", store.current()[0])]
 
 
 # --- refusals --------------------------------------------------------------------------------------

@@ -163,12 +163,12 @@ def test_the_chain_is_checked_and_an_edit_exits_9(fresh: Project, capsys: pytest
     for name in ("one", "two", "three"):
         assert _say(capsys, fresh, "keys", "new", "--name", name).code == 0
     answer = _say(capsys, fresh, "audit", "--verify")
-    assert answer.code == 0 and "3 lines" in answer.out
+    assert answer.code == 0 and "4 lines" in answer.out  # with the first key's own
     path = fresh.private / names.AUDIT_FILE
     path.write_bytes(path.read_bytes().replace(b'"one"', b'"ONE"'))
     answer = _say(capsys, fresh, "audit", "--verify", "--json")
     assert answer.code == 9 and not answer.json["ok"]
-    assert f"{names.AUDIT_FILE}:2" in answer.json["data"]["problems"][0]
+    assert f"{names.AUDIT_FILE}:3" in answer.json["data"]["problems"][0]
 
 
 def test_keys_and_audit_work_before_the_first_up(fresh: Project, capsys: pytest.CaptureFixture[str]) -> None:
