@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bridge import ledger_acks, ledger_audit, ledger_keys, ledger_lines, ledger_pairings, ledger_vms
+from bridge import ledger_acks, ledger_audit, ledger_keys, ledger_lines, ledger_pairings, ledger_room, ledger_vms
 from bridge.ledger_rows import (
     SCHEMA,
     SCHEMA_VERSION,
@@ -237,6 +237,15 @@ class Ledger:
         with self._read() as db:
             return [vm_row(row) for row in db.execute("SELECT * FROM vms ORDER BY first_seen, vm_id")]
 
+    def no_room(self) -> list[ledger_room.Shortage]:
+        """What the laptop's disk has no room for; it waits on its VM."""
+        with self._read() as db:
+            return ledger_room.read(db)
+
+    def set_no_room(self, items: Sequence[ledger_room.Shortage]) -> None:
+        with self._write(durable=False) as db:
+            ledger_room.write(db, items)
+
     # --- keys, and what the audit file hears --------------------------------------------------------------
 
     def vm_key(self, vm_id: str) -> ledger_keys.VmKey | None:
@@ -350,8 +359,9 @@ def _open(path: Path) -> sqlite3.Connection:
         elif version != SCHEMA_VERSION:
             raise sqlite3.DatabaseError(f"it is of version {version}, this is {SCHEMA_VERSION}")
         ledger_pairings.add_column(db)
-        for statement in (*ledger_keys.SCHEMA, *ledger_pairings.SCHEMA, *ledger_audit.SCHEMA):  # also one of before
-            db.execute(statement)
+        for part in (ledger_keys, ledger_pairings, ledger_room, ledger_audit):  # a ledger of before gets them too
+            for statement in part.SCHEMA:
+                db.execute(statement)
         db.execute("COMMIT")
     except BaseException:
         db.close()

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import functools
 import logging
 import os
 import socket
@@ -30,6 +31,7 @@ from bridge.payload import Payload
 from bridge.permits import Permits
 from bridge.project import LoadProject, ProjectView
 from bridge.queue_file import QueueWatcher
+from bridge.shortages import Shortages
 from bridge.upload_rules import UploadRules
 from bridge.upload_store import UPLOADS_FILE, UploadStore
 from bridge.uploads import Uploads
@@ -133,7 +135,8 @@ class Bridge:
 
     def _chores(self, lost_after_s: float) -> None:
         """Find VMs that fell silent, end keys that are needed no more, and bring what happened to the audit file."""
-        for chore in (lambda: self.ledger.sweep_lost(lost_after_s), self._permits.settle, self._feed.drain):
+        lost = functools.partial(self.ledger.sweep_lost, lost_after_s)
+        for chore in (lost, self._permits.settle, self._feed.drain, self._shortages.flush):
             try:
                 chore()
             except Exception:  # the task's edge: whatever is wrong with one of them, the others must go on
@@ -174,6 +177,7 @@ class Bridge:
         stack.callback(nonces.close)
         self._permits = Permits(self.keys, self.ledger, nonces, audit)
         self.ledger.heed_pairings(self.keys.pairings())
+        self._shortages = Shortages(self.ledger)
         self._permits.hosts.announce(f"{self.settings.host}:{self.port}")
         self._feed = AuditFeed(self.ledger, audit)
         stack.callback(self._close_audit)
@@ -185,7 +189,7 @@ class Bridge:
             address=self.address,
             payload=Payload(root, self.settings.load_project),
             boot=boot,
-            uploads=Uploads(arrivals, store, parts, known, rules),
+            uploads=Uploads(arrivals, store, parts, known, rules, self._shortages),
             long_poll_max_s=self.settings.long_poll_max_s,
         )
 

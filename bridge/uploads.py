@@ -26,6 +26,7 @@ from bridge.answers import Refused, answer_empty
 from bridge.auth import Caller
 from bridge.known_content import KnownContent
 from bridge.part_store import PartsMismatch, PartsProgress, PartStore, Whole
+from bridge.shortages import Shortages
 from bridge.targets import check_spelling, prepare_target
 from bridge.upload_rules import UploadRules
 from bridge.upload_store import OffsetMismatch, Progress, UploadStore
@@ -35,6 +36,9 @@ from bridgehead.errors import TransferError, UsageError
 METHODS = ("PUT", "POST", "HEAD", "PATCH", "DELETE")
 RESERVE_BYTES = names.LAPTOP_RESERVE_BYTES
 _GENERATION = re.compile(r"[A-Za-z0-9._:@=+-]{1,128}\Z")
+_MAX_SIZE = re.compile(r"max-size=([0-9]+)")
+_DIGITS_MAX = 16
+NO_ROOM = 507
 _COMPLETE = {"?0": False, "?1": True}
 
 
@@ -47,8 +51,20 @@ class Uploads:
     parts: PartStore
     known: KnownContent
     rules: UploadRules
+    shortages: Shortages
 
     async def handle(self, request: web.BaseRequest, caller: Caller, path: str) -> web.Response:
+        """Raises Refused, whose 507 is counted, and OSError."""
+        try:
+            answer = await self._handle(request, caller, path)
+        except (Refused, OSError) as error:
+            self._note(error, path, request.headers)
+            raise
+        if request.method != "HEAD":
+            self._note_room(answer, path, request.headers)
+        return answer
+
+    async def _handle(self, request: web.BaseRequest, caller: Caller, path: str) -> web.Response:
         if request.method == "PUT":
             return await self._put(request, caller.body_sha256, path)
         if request.method == "PATCH":
@@ -71,8 +87,15 @@ class Uploads:
         """Many small files at once; `ask` for which of them are to be sent."""
         if request.content_type != names.BATCH_TYPE:
             raise UsageError(f"a batch needs Content-Type: {names.BATCH_TYPE}")
-        self.check_room(request.content_length or 0)
-        return await batches.receive(request, caller, self.root, run_id, self.known, ask=ask)
+        path = f"{run_id}/"
+        try:
+            self.check_room(request.content_length or 0)
+            answer = await batches.receive(request, caller, self.root, run_id, self.known, ask=ask)
+        except (Refused, OSError) as error:
+            self._note(error, path, request.headers)
+            raise
+        self.shortages.arrived(path)
+        return answer
 
     async def _progress(self, path: str, generation: str) -> tuple[dict[str, str], int]:
         """The headers that tell it, and how many bytes are there."""
@@ -153,6 +176,23 @@ class Uploads:
             raise Refused(409, TransferError(text), headers=_told_parts(error.progress)) from None
         return answer_empty(204, _told_parts(state))
 
+    # --- what there was no room for -----------------------------------------------------------------------
+
+    def _note(self, error: Refused | OSError, path: str, headers: Mapping[str, str]) -> None:
+        full = error.status == NO_ROOM if isinstance(error, Refused) else is_disk_full(error)
+        if full:
+            self.shortages.note(path, _wanted_bytes(headers))
+
+    def _note_room(self, answer: web.Response, path: str, headers: Mapping[str, str]) -> None:
+        """An answer may say that more was wanted than there is room for: the VM will not send it then."""
+        limit = _MAX_SIZE.search(answer.headers.get(names.HEADER_LIMIT, ""))
+        wanted_bytes = _wanted_bytes(headers)
+        waits = answer.headers.get(names.HEADER_COMPLETE) == "?0" and names.HEADER_LENGTH in headers
+        if limit is not None and waits and int(limit[1]) < wanted_bytes:
+            self.shortages.note(path, wanted_bytes)
+        else:
+            self.shortages.arrived(path)
+
     # --- room -------------------------------------------------------------------------------------------
 
     def check_room(self, wanted_bytes: int) -> None:
@@ -167,7 +207,12 @@ class Uploads:
 
 
 def no_room() -> Refused:
-    return Refused(507, TransferError("the laptop's disk is full", hint="make room; it is sent again"), close=True)
+    return Refused(NO_ROOM, TransferError("the laptop's disk is full", hint="make room; it is sent again"), close=True)
+
+
+def _wanted_bytes(headers: Mapping[str, str]) -> int:
+    told = headers.get(names.HEADER_LENGTH) or headers.get("Content-Length") or "0"
+    return int(told) if told.isascii() and told.isdecimal() and len(told) < _DIGITS_MAX else 0
 
 
 def is_disk_full(error: OSError) -> bool:

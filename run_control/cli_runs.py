@@ -82,8 +82,8 @@ def status(
             say()
         table(views.RUN_HEADERS, [view.row() for view in runs])
         for view in runs:
-            if view.waits_for:
-                note(f"{view.run_id}: {view.waits_for}")
+            if view.waits_for or view.stays:
+                note(f"{view.run_id}: {view.waits_for or view.stays}")
         for line in uploads_view.lines(found, vms):
             note(line)
         if live is None:
@@ -279,7 +279,7 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
             if as_json:
                 event(sequence, {"run": view.to_json()})
             elif view.run_id not in last or _worth_a_line(last[view.run_id], view):
-                note(" · ".join(cell for cell in (*view.row(), view.waits_for) if cell))
+                note(" · ".join(cell for cell in (*view.row(), view.waits_for, view.stays) if cell))
             last[view.run_id] = view
     errors = [error for view in last.values() if (error := waiting.outcome(view)) is not None]
     first: BridgeheadError | None = errors[0] if errors else None
@@ -289,9 +289,10 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
 
 def _worth_a_line(old: RunView, new: RunView) -> bool:
     level = (old.checkpoint or {}).get("level"), (old.checkpoint or {}).get("step")
-    return (old.state, old.vm_state in names.ENDED, *level) != (
+    return (old.state, old.vm_state in names.ENDED, old.waits_for, *level) != (
         new.state,
         new.vm_state in names.ENDED,
+        new.waits_for,
         (new.checkpoint or {}).get("level"),
         (new.checkpoint or {}).get("step"),
     )

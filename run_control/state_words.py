@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from bridgehead import names
 from bridgehead.errors import PairingError
 from bridgehead.names import ENDED, CheckpointLevel, RunState
 from bridgehead.records import duration
+from bridgehead.upload_text import size_text
 from run_control.project import Project
+
+if TYPE_CHECKING:
+    from bridge.ledger_room import Shortage
 
 WAITS = "waits for a VM"  # shown in place of the ledger's "lost": nothing of the run is
 RELEASED = "released"
+_SHOWN_MAX = 3
 
 
 def shown(state: str, vm_state: str) -> str:
@@ -33,6 +38,16 @@ def waits_for(project: Project, state: str, vm_state: str, checkpoints: str, *, 
     if _is_arriving(state, vm_state):
         return f"it is {vm_state} on its VM; what it made is on its way here"
     return ""
+
+
+def no_room(shortages: Sequence[Shortage]) -> str:
+    """What of a run the laptop's disk has no room for, and what to do; "" when there is nothing."""
+    if not shortages:
+        return ""
+    named = [item.path.partition("/")[2] or "small files" for item in shortages]
+    shown = ", ".join(named[:_SHOWN_MAX]) + (f" and {len(named) - _SHOWN_MAX} more" if len(named) > _SHOWN_MAX else "")
+    size = size_text(sum(item.wanted_bytes for item in shortages))
+    return f"no room on this laptop for {shown} ({size}): make room, it waits on the VM and is sent again"
 
 
 def checkpoints(levels: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:

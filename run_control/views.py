@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from run_control.project import Project
 
 if TYPE_CHECKING:
     from bridge.ledger import Ledger
+    from bridge.ledger_room import Shortage
 
 RUN_VERBS = (Verb.RUN, Verb.SH)
 RUN_HEADERS = ("RUN", "STATE", "PROGRESS", "METRICS", "ETA", "CHECKPOINT", "AT RISK", "VM")
@@ -63,6 +64,11 @@ class RunView:
     def ended(self) -> bool:
         return self.state in ENDED
 
+    @property
+    def stays(self) -> str:
+        """What a run that is done left on its VM, and why; "" when all of it is here."""
+        return self.reason if self.state == RunState.DONE else ""
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -100,17 +106,21 @@ def runs(project: Project, *, now: float | None = None) -> list[RunView]:
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        return [run_view(project, row, now=now) for row in ledger.commands() if row.run_id]
+        short = ledger.no_room()
+        return [run_view(project, row, now=now, short=short) for row in ledger.commands() if row.run_id]
 
 
 def run(project: Project, text: str) -> RunView:
     """The run that `text` names: a run id, the start of one, or a stage (its newest run). Raises NotFoundError."""
     with ledger_of(project) as ledger:
-        return run_view(project, ledger.find_run(text))
+        return run_view(project, ledger.find_run(text), short=ledger.no_room())
 
 
-def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> RunView:
-    """The ledger says whose the run is and how it ended; the status file says how far it is."""
+def run_view(project: Project, row: CommandRow, *, now: float | None = None, short: Sequence[Shortage] = ()) -> RunView:
+    """The ledger says whose the run is and how it ended; the status file says how far it is.
+
+    `short`: what this laptop has no room for, of any run.
+    """
     view = RunView(
         run_id=row.run_id,
         stage=row.stage,
@@ -129,7 +139,8 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> 
         view = _with_status(view, row, status, time.time() if now is None else now)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
     why = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
-    return dataclasses.replace(view, waits_for=why)
+    mine = () if view.ended else [item for item in short if item.run_id == row.run_id]
+    return dataclasses.replace(view, waits_for="; ".join(filter(None, (why, state_words.no_room(mine)))))
 
 
 def _with_status(view: RunView, row: CommandRow, status: Status, moment: float) -> RunView:
@@ -194,7 +205,8 @@ def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        return [_command(row, _waits_for(project, row)) for row in ledger.commands(limit=newest)]
+        short = ledger.no_room()
+        return [_command(row, _waits_for(project, row, short)) for row in ledger.commands(limit=newest)]
 
 
 def notes(project: Project) -> list[dict[str, Any]]:
@@ -235,8 +247,8 @@ def _status(project: Project, run_id: str) -> Status | None:
         return None  # written by a newer Bridgehead; the ledger's part is still right
 
 
-def _waits_for(project: Project, row: CommandRow) -> str:
-    return run_view(project, row).waits_for if row.run_id and row.state == RunState.LOST else ""
+def _waits_for(project: Project, row: CommandRow, short: Sequence[Shortage]) -> str:
+    return run_view(project, row, short=short).waits_for if row.run_id and not row.ended else ""
 
 
 def _vm(row: VmRow, now: float) -> dict[str, Any]:

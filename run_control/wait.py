@@ -47,8 +47,9 @@ def watch(
     seen: dict[str, RunView] = {}
     with views.ledger_of(project) as ledger:
         while True:
+            short = ledger.no_room()
             for run_id in run_ids:
-                view = views.run_view(project, ledger.find_run(run_id))
+                view = views.run_view(project, ledger.find_run(run_id), short=short)
                 if _without_ages(view) != seen.get(run_id):
                     seen[run_id] = _without_ages(view)
                     yield view

@@ -20,7 +20,7 @@ from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
-from vm_daemons import beats, key_rotation, payload
+from vm_daemons import beats, key_rotation, outputs, payload, run_folder
 from vm_daemons.address import Patience
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
@@ -319,11 +319,13 @@ class CommandDaemon:
             task.stops_passed.pop(0)
 
     def _finish(self, task: Task, record: ExitRecord) -> None:
+        run_dir = self._home.run(task.command.run_id)
+        stays = outputs.told_refused(run_dir, run_folder.refused(run_dir, record.attempt))
         self._answer(
             task.command,
             names.Ack.FINISHED,
             state=record.state,
-            reason=record.message,
+            reason="; ".join(filter(None, (record.message, stays))),
             exit_code=record.exit_code,
             failure_class=record.failure_class,
         )

@@ -42,6 +42,17 @@ def _check_case(relative: str, spelled: dict[str, str]) -> str:
     return relative
 
 
+def told_refused(run_dir: Path, refused: dict[str, str]) -> str:
+    """One line for what the laptop would not take, beyond what `find` knew; empty when there is nothing."""
+    left = find(run_dir)[1] if refused else {}
+    others = {name: why for name, why in refused.items() if name not in left}
+    if not others:
+        return ""
+    some = ", ".join(f"{name!r} ({why})" for name, why in list(others.items())[:SHOWN_MAX])
+    more = f" and {len(others) - SHOWN_MAX} more" if len(others) > SHOWN_MAX else ""
+    return f"{len(others)} outputs stay on the VM, the laptop refused them: {some}{more}"
+
+
 def told(left: dict[str, str]) -> str:
     """One line for the run's exit message; empty when nothing is left behind."""
     if not left:

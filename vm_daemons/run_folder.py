@@ -79,6 +79,13 @@ def has_left(run_dir: Path, attempt: int) -> bool:
     return isinstance(mirrored, dict) and mirrored.get("attempt") == attempt
 
 
+def refused(run_dir: Path, attempt: int) -> dict[str, str]:
+    """Outputs of this attempt that could not be sent, and why."""
+    told = files.read_json(run_dir / names.MIRRORED)
+    found = told.get("refused") if isinstance(told, dict) and told.get("attempt") == attempt else None
+    return {str(name): str(why) for name, why in found.items()} if isinstance(found, dict) else {}
+
+
 def fetched_input(home: VmHome, run_id: str) -> Path:
     return home.root / INPUTS / run_id
 

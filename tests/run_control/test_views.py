@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 
 import pytest
+from cli_process import in_process
 from project_support import NOW, VM, Seeded
 
+from bridge.keys import KeyStore
+from bridge.ledger_room import Shortage
 from bridgehead import files, names
 from bridgehead.names import Ack, RunState
-from bridgehead.records import Heartbeat
+from bridgehead.queue_lines import encode_shell
+from bridgehead.records import AckRecord, Heartbeat
 from run_control import views
 from run_control.project import Project
+from run_control.wait import watch
 
 
 def test_before_the_first_up_there_is_nothing(fresh: Project) -> None:
@@ -119,6 +124,45 @@ def test_a_run_that_has_ended_on_its_vm_is_not_shown_as_running(seeded: Seeded) 
     view = views.run(seeded.project, run_id)
     assert (view.state, view.vm_state, view.row()[1]) == ("running", "done", "done, arriving")
     assert view.waits_for == "it is done on its VM; what it made is on its way here"
+
+
+def test_what_this_laptop_has_no_room_for_is_told_of_the_run_in_every_view(seeded: Seeded) -> None:
+    run_id, other = seeded.take("run:pretrain", "run:pretrain epochs=2")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.ledger.set_no_room([Shortage(f"{run_id}/artifacts/{name}", 2**30, 3, NOW, NOW) for name in "abcd"])
+    told = "no room on this laptop for artifacts/a, artifacts/b, artifacts/c and 1 more (4.0 GiB): make room"
+    mine, others = views.runs(seeded.project)
+    assert told in mine.waits_for and others.waits_for == ""
+    assert told in views.command_row(views.commands(seeded.project)[0])[-1]
+    assert told in next(watch(seeded.project, [run_id])).waits_for
+    seeded.finish(run_id, RunState.DONE)
+    assert views.run(seeded.project, run_id).waits_for == ""
+
+
+def test_what_a_done_run_left_on_its_vm_is_told(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    row = seeded.ledger.find_run(run_id)
+    why = "1 outputs stay on the VM, their names can't travel: 'artifacts/con'"
+    seeded.ledger.ack(row.id, AckRecord(VM, Ack.FINISHED, row.attempt, why, 0, RunState.DONE))
+    for words in ("status", "wait", "queue"):
+        answer = in_process(capsys, "-C", str(seeded.project.root), words, *([run_id] if words == "wait" else []))
+        assert answer.code == 0 and why in answer.out + answer.err, words
+
+
+def test_a_pinned_shell_line_shows_its_vm(seeded: Seeded) -> None:
+    seeded.take(f"@vm-7 {encode_shell('nvidia-smi')}", encode_shell("ls"))
+    shown = [views.command_row(command)[2] for command in views.commands(seeded.project)]
+    assert shown == ["@vm-7 sh: nvidia-smi", "sh: ls"]
+
+
+def test_a_run_of_another_pairing_says_whose_notebook_to_run(seeded: Seeded) -> None:
+    seeded.project.make_private()
+    other = KeyStore(seeded.project.private / names.KEYS_FILE).make("other")
+    seeded.ledger.bind_vm(VM, other.id, other.family, allow_sh=True)
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ledger.mark_vm_gone(VM, "dead")
+    told = views.run(seeded.project, run_id).waits_for
+    assert f"waits for a VM of its own pairing: bridgehead notebook --key {other.id}, and run its cell" in told
 
 
 def test_a_status_file_that_is_cut_or_newer_does_not_hide_the_run(seeded: Seeded) -> None:
