@@ -50,5 +50,5 @@ def vm_id(text: str | None) -> str:
 def count(name: str, text: str | None) -> int:
     """A plain non-negative number; signs, spaces and fractions are refused."""
     if text is None or not _COUNT.match(text):
-        raise UsageError(f"{name}: expected a number that is not negative")
+        raise UsageError(f"{name}: expected a number that is not negative, of at most 15 digits")
     return int(text)

@@ -257,6 +257,11 @@ class Ledger:
         with self._read() as db:
             return ledger_keys.vm_keys(db)
 
+    def fresh_vms(self, family: str, within_s: float) -> int:
+        """How many VMs of this pairing are alive, or are new since so many seconds."""
+        with self._read() as db:
+            return ledger_keys.fresh_vms(db, family, self._clock() - within_s)
+
     def bind_vm(self, vm_id: str, key_id: str, family: str, *, allow_sh: bool) -> None:
         """The VM speaks with this key from now on."""
         with self._write() as db:

@@ -10,6 +10,8 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Final
 
+from bridge.ledger_rows import VmState
+
 # `family` is the first key of a pairing, `key_id` the one that the VM used last: a rotation changes that alone.
 SCHEMA: Final = (
     "CREATE TABLE IF NOT EXISTS vm_keys (vm_id TEXT PRIMARY KEY, key_id TEXT NOT NULL, family TEXT NOT NULL,"
@@ -48,6 +50,15 @@ def bind(db: sqlite3.Connection, vm_id: str, key_id: str, family: str, *, allow_
         " key_id = excluded.key_id, family = excluded.family, allow_sh = excluded.allow_sh, since = excluded.since",
         (vm_id, key_id, family, allow_sh, now),
     )
+
+
+def fresh_vms(db: sqlite3.Connection, family: str, since: float) -> int:
+    """How many of a pairing's VMs are alive, or first spoke after `since`."""
+    query = (
+        "SELECT count(*) AS found FROM vm_keys AS k LEFT JOIN vms AS v ON v.vm_id = k.vm_id"
+        " WHERE k.family = ? AND (v.state = ? OR k.since > ?)"
+    )
+    return int(db.execute(query, (family, VmState.LIVE, since)).fetchone()["found"])
 
 
 def note_use(db: sqlite3.Connection, key_id: str, now: float) -> None:

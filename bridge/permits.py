@@ -22,6 +22,9 @@ from bridge.refusals import Refusals
 from bridgehead.errors import PairingError, TransferError
 
 LINGER_S = 30.0  # a rotated key is good for this long after its last VM has used the new one
+NEW_VMS_MAX = 64  # of one pairing, alive or new within that time: a stolen key can't fill the ledger with ids
+NEW_VMS_WITHIN_S = 3600.0
+NEW_VMS_WAIT_S = 60.0
 _USE_EVERY_S = 30.0  # when a key was last used is noted this often
 
 
@@ -74,7 +77,10 @@ class Permits:
         return self._bound.get(vm_id) == caller.key_id
 
     def bind(self, caller: Caller, vm_id: str) -> None:
-        """Give the VM to the caller's pairing when it is nobody's yet. Raises Refused(403) when it is another's."""
+        """Give the VM to the caller's pairing when it is nobody's yet.
+
+        Raises Refused: 403 when it is another's, 429 when the pairing has so many that its key seems to be stolen.
+        """
         item = self._keys.get(caller.key_id)
         if item is None:
             raise answers.stranger()
@@ -83,6 +89,8 @@ class Permits:
             self.refusals.note("another pairing's VM")
             hint = "run the cell with the code that this VM was paired with; the laptop has: bridgehead keys list"
             raise Refused(403, PairingError(f"{vm_id} belongs to another pairing", hint=hint), close=True)
+        if before is None and self._ledger.fresh_vms(item.family, NEW_VMS_WITHIN_S) >= NEW_VMS_MAX:
+            raise self._too_many_vms()
         if before is not None and before.family == item.family and item.state is KeyState.ROTATING:
             return  # a request that was under way: the VM has the new key already, or will
         if before is None or before.key_id != item.id:
@@ -90,6 +98,15 @@ class Permits:
             event = "key first used" if before is None or before.family != item.family else "key rotated"
             self._audit.append([{"event": event, "key_id": item.id, "vm_id": vm_id}])
         self._bound[vm_id] = item.id
+
+    def _too_many_vms(self) -> Refused:
+        self.refusals.note("too many VMs")
+        error = TransferError(
+            f"{NEW_VMS_MAX} VMs of this pairing are alive, or new within the last hour: no more are taken now",
+            hint="when they are not all yours, the key has leaked: bridgehead keys list, then keys revoke; else use"
+            " another pairing for more: bridgehead keys new",
+        )
+        return Refused(429, error, headers={"Retry-After": str(math.ceil(NEW_VMS_WAIT_S))}, close=True)
 
     def next_key(self, caller: Caller) -> dict[str, str] | None:
         """What the VM needs to derive its next key, when its present one is being rotated."""

@@ -32,6 +32,7 @@ from bridge.upload_rules import UploadRules
 from bridge.upload_store import OffsetMismatch, Progress, UploadStore
 from bridgehead import files, names, part_lists, signing
 from bridgehead.errors import TransferError, UsageError
+from bridgehead.upload_text import size_text
 
 METHODS = ("PUT", "POST", "HEAD", "PATCH", "DELETE")
 RESERVE_BYTES = names.LAPTOP_RESERVE_BYTES
@@ -196,9 +197,9 @@ class Uploads:
     # --- room -------------------------------------------------------------------------------------------
 
     def check_room(self, wanted_bytes: int) -> None:
-        free_bytes = shutil.disk_usage(self.root).free
-        if free_bytes - RESERVE_BYTES < wanted_bytes:
-            raise no_room()
+        room_bytes = shutil.disk_usage(self.root).free - RESERVE_BYTES
+        if room_bytes < wanted_bytes:
+            raise no_room(wanted_bytes, max(0, room_bytes))
 
     def limits(self, there_bytes: int) -> dict[str, str]:
         """Of an upload of which so many bytes are on the disk already."""
@@ -206,8 +207,11 @@ class Uploads:
         return {names.HEADER_LIMIT: f"max-size={room_bytes}, max-append-size={names.PART_MAX_BYTES}"}
 
 
-def no_room() -> Refused:
-    return Refused(NO_ROOM, TransferError("the laptop's disk is full", hint="make room; it is sent again"), close=True)
+def no_room(wanted_bytes: int = 0, room_bytes: int = 0) -> Refused:
+    text = "the laptop's disk is full"
+    if room_bytes:
+        text = f"the laptop has room for {size_text(room_bytes)}, and this has {size_text(wanted_bytes)}"
+    return Refused(NO_ROOM, TransferError(text, hint="make room; it is sent again"), close=True)
 
 
 def _wanted_bytes(headers: Mapping[str, str]) -> int:

@@ -67,7 +67,7 @@ def status(
         error = outcome(view) if exit_status else None
         return error.exit_code if error else code
     if exit_status:
-        raise UsageError("--exit-status needs a RUN", hint=f"bridgehead status {names.PRETRAIN} --exit-status")
+        raise UsageError("--exit-status needs a RUN", hint="bridgehead status RUN --exit-status")
     live = bridge_control.find(found)
     runs, vms = views.runs(found), views.vms(found)
     shown = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")

@@ -277,6 +277,8 @@ def _words(keys: list[str], item: dict[str, Any]) -> tuple[str, str]:
         return "unknown key", listed if guess.startswith("known") else f"{guess} {listed}"
     if kind == "missing":
         return "missing", _EXAMPLES.get(keys[-1], f"add {keys[-1]}")
+    if kind in ("model_type", "dict_type"):
+        return "should be a table", f"[{'.'.join(keys)}] with its keys below, or {keys[-1]} = {{ … }}"
     text = str(item["msg"]).removeprefix("Value error, ")
     return text.replace("Input should be", "should be"), ""
 

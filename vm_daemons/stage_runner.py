@@ -67,7 +67,8 @@ class Runner:
         """Start the stage and stay until it has ended."""
         self._listen()
         home = VmHome(self._dir.parent.parent)
-        self._say(f"--- attempt {self._record.attempt} on {self._record.vm_id}")
+        if not failure.deaths(self._dir, self._record.attempt):  # else the last line says which retry this is
+            self._say(f"--- attempt {self._record.attempt} on {self._record.vm_id}")
         try:
             command = stage_command(self._record, home, self._dir, os.environ)
         except UsageError as error:

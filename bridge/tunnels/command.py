@@ -67,8 +67,14 @@ class CommandTunnel:
         )
 
     def start(self, local_port: int) -> None:
-        """Start the program. Raises BridgeDownError when it is not here or can't be run."""
+        """Start the program. Raises BridgeDownError when it is not here, can't be run, or has a url that can't be."""
         self._local_port = local_port
+        fixed = self._spec.url.replace(PORT_WORD, str(local_port))
+        if not self._spec.url_pattern and not self._spec.url_file and public_url.leads_here(fixed, local_port):
+            raise BridgeDownError(
+                f"url of [tunnel] is {fixed}, the bridge's own address: nobody outside can use that",
+                hint='write the public address that the program gives; for a VM on this machine: kind = "none"',
+            )
         self._supervisor.start()
 
     def wait_url(self, timeout_s: float) -> str:
@@ -108,6 +114,7 @@ class _Run:
         self._local_port = local_port
         self._told = ""  # the address that it told last
         self._passed_over = ""  # a line that matched and named an error
+        self._own = ""  # the bridge's own address, which leads nobody here from outside
         self._file = Path(spec.url_file).expanduser() if spec.url_file else None
         self._file_before = _mark(self._file)  # what lies there from an earlier life says nothing of this one
         self._began = time.monotonic()
@@ -126,7 +133,8 @@ class _Run:
             self._told = self._in_file() or self._told
         if self._file is not None or self._spec.url_pattern:
             return self._told
-        return public_url.check(self._fixed(), "url") if time.monotonic() - self._began > _SETTLE_S else ""
+        fixed = self._not_own([public_url.check(self._fixed(), "url")])
+        return fixed[0] if fixed and time.monotonic() - self._began > _SETTLE_S else ""
 
     def why_ended(self, code: int, lines: Sequence[str]) -> BridgeDownError:
         return BridgeDownError(
@@ -136,7 +144,10 @@ class _Run:
 
     def why_silent(self, waited_s: float, lines: Sequence[str]) -> BridgeDownError:
         name = Path(self._spec.command[0]).name
-        if self._file is not None:
+        if self._own and not self._passed_over:
+            what = f"has told no address but {self._own}, which is this bridge's own: nobody outside can use that"
+            hint = "the address has to be the public one; run the command by hand to see which that is"
+        elif self._file is not None:
             what, hint = f"has written no address into {self._file}", "check url_file in [tunnel]"
         elif self._passed_over:
             what = f"has told an address only in a line that names an error: {self._passed_over[:200]}"
@@ -168,7 +179,13 @@ class _Run:
                 found.append(public_url.check(self._spec.url.replace(PORT_WORD, port), "url") if good else "")
             else:
                 found.append(public_url.whole_in(line, *match.span(group)))
-        return [url for url in found if url and not public_url.leads_here(url, self._local_port)]
+        return self._not_own([url for url in found if url])
+
+    def _not_own(self, found: list[str]) -> list[str]:
+        """Those that are not the bridge's own address, which programs print beside the public one."""
+        own = [url for url in found if public_url.leads_here(url, self._local_port)]
+        self._own = own[-1] if own else self._own
+        return [url for url in found if url not in own]
 
     def _in_file(self) -> str:
         """What stands in the file now. One that is half written holds none."""
@@ -181,7 +198,8 @@ class _Run:
         except OSError:
             return ""
         if not self._spec.url_pattern:
-            return public_url.check(text, "url_file") if public_url.is_address(text) else ""
+            told = [public_url.check(text, "url_file")] if public_url.is_address(text) else []
+            return "".join(self._not_own(told))
         found = [url for line in text.splitlines() for url in self._found_in(line)]
         return found[-1] if found else ""
 

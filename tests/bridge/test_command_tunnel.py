@@ -282,3 +282,24 @@ def test_a_tunnel_that_cant_be_meant_is_refused_when_it_is_made(values: dict[str
 def test_loopback_has_many_names() -> None:
     assert all(map(public_url.is_loopback, ("localhost", "127.0.0.1", "127.9.9.9", "::1", "[::1]", "LOCALHOST.")))
     assert not any(map(public_url.is_loopback, ("relay", "10.0.0.1", "0.0.0.0", "localhost.example.org")))
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{port}", "http://localhost:{port}/", "http://0.0.0.0:8766"])
+def test_the_bridges_own_address_as_url_is_refused_before_the_program_starts(make: Make, url: str) -> None:
+    with pytest.raises(BridgeDownError, match="the bridge's own address") as caught:
+        make(printing("never run"), url=url)
+    assert 'kind = "none"' in caught.value.hint
+
+
+def test_a_program_that_tells_nothing_but_the_bridges_own_address_is_told_so(make: Make, tmp_path: Path) -> None:
+    line = f"listening on http://127.0.0.1:{PORT}"
+    tunnel = make(printing(line), url_pattern=r"https?://\S+")
+    wait_until(tunnel.log_tail, WAIT_S)
+    with pytest.raises(BridgeDownError, match=f"no address but http://127.0.0.1:{PORT}, which is this bridge's own"):
+        tunnel.wait_url(0.3)
+    file = tmp_path / "url"
+    code = f"open({str(file)!r}, 'w').write('http://localhost:{PORT}')\n{STAY}"
+    tunnel = make((sys.executable, "-c", code), url_file=str(file))
+    wait_until(lambda: file.exists() and file.read_text(), WAIT_S)
+    with pytest.raises(BridgeDownError, match="which is this bridge's own"):
+        tunnel.wait_url(0.5)

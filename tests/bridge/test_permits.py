@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from ledger_support import Clock
 
-from bridge import rate
+from bridge import permits, rate
 from bridge.key_records import PairingKey
+from bridge.ledger import Ledger
 from bridge_client import STAGE, VM, Client, LiveBridge, Uploader, live_bridge, project
 from bridgehead import names, signing
 from bridgehead.names import Ack
@@ -200,6 +202,34 @@ def test_a_key_that_asks_too_often_is_told_to_wait(tmp_path: Path, monkeypatch: 
         answer = client.get("/queue.txt")
         assert answer.headers["Retry-After"] == "5" and answer.code == "transfer"
         assert other.get("/queue.txt").status == 200  # each key has its own bucket
+
+
+def test_a_key_that_makes_up_vms_without_end_is_stopped(
+    live: LiveBridge, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(permits, "NEW_VMS_MAX", 5)
+    other = _other(live)
+    statuses = [_poll(client, f"vm-{number}") for number in range(8)]
+    assert statuses == [200] * 5 + [429] * 3
+    answer = client.get("/queue?vm=vm-8&after=0&wait=0")
+    assert int(answer.headers["Retry-After"]) > 0 and "keys revoke" in answer.json["error"]["hint"]
+    assert "5 VMs of this pairing" in answer.json["error"]["message"]
+    assert len(live.bridge.ledger.vm_keys()) == 5 and len(live.bridge.ledger.vms()) == 5
+    assert _poll(client, "vm-0") == 200 and _poll(other, OTHER_VM) == 200  # its own go on, and so do others'
+
+
+def test_a_vm_that_is_gone_for_an_hour_makes_room_for_another(tmp_path: Path) -> None:
+    clock = Clock()
+    ledger = Ledger(tmp_path / names.LEDGER_FILE, clock=clock)
+    for number in range(3):
+        ledger.bind_vm(f"vm-{number}", "k", "k", allow_sh=True)
+        ledger.heartbeat(Heartbeat(f"vm-{number}", "boot", 1.0))
+    assert ledger.fresh_vms("k", 3600) == 3 and ledger.fresh_vms("other", 3600) == 0
+    clock.now += 3601
+    assert ledger.fresh_vms("k", 3600) == 3  # they are alive
+    ledger.mark_vm_gone("vm-0", "killed")
+    assert ledger.fresh_vms("k", 3600) == 2
+    ledger.close()
 
 
 def test_the_bucket_fills_again_and_grows_with_the_vms_of_the_key() -> None:

@@ -346,3 +346,11 @@ def test_headers_that_make_no_sense_are_refused(client: Client, run_id: str, nam
     log.open("1")
     answer = client.ask("PATCH", log.target, b"x", log.part_headers("1", 0) | {name: value})
     assert (answer.status, answer.code) == (400, "usage")
+
+
+def test_what_is_larger_than_the_disk_is_told_with_both_sizes(client: Client, run_id: str) -> None:
+    answer = Uploader(client, run_id, "artifacts/huge").open("g", length=10**15 - 1)
+    message = answer.json["error"]["message"]
+    assert answer.status == 507 and "room for" in message and "931322.6 GiB" in message
+    too_long = Uploader(client, run_id, "artifacts/huge").open("g", length=10**15)
+    assert too_long.status == 400 and "at most 15 digits" in too_long.json["error"]["message"]

@@ -62,6 +62,11 @@ MISTAKES = {
     "a misspelt table": ("[payload]", "[payloads]", ":4: payloads: unknown key | did you mean payload?"),
     "a negative number": ("cpus = 2", "cpus = -1", ":12: stages.pretrain.cpus: should be greater than or equal to 0"),
     "not a number": ("cpus = 2", 'cpus = "2"', ":12: stages.pretrain.cpus: should be a valid number"),
+    "a list of tables": (
+        "[stages.finetune]",
+        "[[stages.finetune]]",
+        ":18: stages.finetune: should be a table | [stages.f",
+    ),
     "nan": ("cpus = 2", "cpus = nan", ":12: stages.pretrain.cpus: should be a finite number"),
     "interval 0": (
         "cpus = 2",
