@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import re
 import stat
 import threading
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, TypedDict
 
+from bridge import payload_choice
 from bridge.payload_hashes import Hashed, Hashes, stamp_of
-from bridge.project import LoadProject, ProjectView
-from bridgehead import files, names, paths
+from bridge.project import LoadProject
+from bridgehead import files, paths
 from bridgehead.errors import NotFoundError, UsageError
-
-# Never sent, whatever the globs say: at the top of the project, and at any depth.
-_NEVER_AT_TOP = frozenset({names.PRIVATE_FOLDER, names.IN_FOLDER, names.QUEUE_FILE, names.PROJECT_FILE})
-_NEVER = frozenset({".git", ".venv", "__pycache__"})
 
 
 class PayloadFile(TypedDict):
@@ -41,14 +35,16 @@ class Payload:
         self._by_sha256: dict[str, str] = {}  # of the last manifest: to one of the paths that hold it
 
     def manifest(self) -> dict[str, Any]:
-        """`{"project", "payload_sha256", "requirements", "down_mb_s", "store", "vm", "allow_sh", "files"}`, by path.
+        """`{"project", "payload_sha256", "requirements", "down_mb_s", "store", "vm", "allow_sh", "stays", "files"}`.
 
-        Raises ProjectError, and UsageError for a file whose name can't cross the wire or that can't be read.
+        Files are in the order of their paths; `stays` says what is not sent though the globs seem to mean it. Raises
+        ProjectError, and UsageError for files whose names can't cross the wire or that can't be read.
         """
         view = self._load_project()
         with self._hashing:
-            found = sorted(_selected(self._root, view), key=lambda item: item[0])
-            listed = [entry for item in found if (entry := self._entry(*item)) is not None]
+            choice = payload_choice.choose(self._root, view)
+            choice.check_names(lambda relative: self._hashes.last(relative) is not None)
+            listed = [entry for item in choice.files if (entry := self._entry(*item)) is not None]
             self._by_sha256 = {entry["sha256"]: entry["path"] for entry in listed}
             self._listed = frozenset(entry["path"] for entry in listed)
             self._hashes.forget_all_but(self._listed)
@@ -60,6 +56,7 @@ class Payload:
             "store": view.store.to_json(),
             "vm": view.vm.to_json(),
             "allow_sh": view.allow_sh,
+            "stays": choice.stays(),
             "files": listed,
         }
 
@@ -127,12 +124,6 @@ class Payload:
         if known is not None:
             return _entry(relative, seen, known)
         try:
-            paths.check_relative(relative)
-        except UsageError as error:
-            raise UsageError(
-                f"the payload file {relative!r}: {error.message}", hint="rename it, or exclude it from the payload"
-            ) from None
-        try:
             fd = _open(self._root, relative)
         except FileNotFoundError:
             return None
@@ -153,55 +144,3 @@ def _entry(relative: str, info: os.stat_result, hashed: Hashed) -> PayloadFile:
 def _open(root: Path, relative: str) -> int:
     """Without following links, and without waiting for the other end of a named pipe."""
     return paths.open_inside(root, relative, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-
-
-def _selected(root: Path, view: ProjectView) -> Iterator[tuple[str, os.stat_result]]:
-    """Relative paths and state of the regular files that the globs choose. Links are neither sent nor followed."""
-    include = [_compile(pattern) for pattern in view.payload_include]
-    exclude = [_compile(pattern) for pattern in view.payload_exclude]
-    for folder, folders, found in os.walk(root):
-        at_top = Path(folder) == root
-        skip = _NEVER | _NEVER_AT_TOP if at_top else _NEVER
-        folders[:] = [name for name in folders if name not in skip]
-        prefix = "" if at_top else Path(folder).relative_to(root).as_posix() + "/"
-        for name in found:
-            relative = prefix + name
-            if name in skip or not any(pattern.match(relative) for pattern in include):
-                continue
-            if any(pattern.match(relative) for pattern in exclude):
-                continue
-            with contextlib.suppress(OSError):
-                info = os.lstat(os.path.join(folder, name))
-                if stat.S_ISREG(info.st_mode):
-                    yield relative, info
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    """A glob: `*` and `?` within one name, `**` over folders; a folder's name stands for all below it.
-
-    As in a shell, wildcards do not match a leading dot: hidden files go only when they are named.
-    """
-    parts = PurePosixPath(pattern.replace("\\", "/")).parts
-    regex = ""
-    for index, part in enumerate(parts):
-        last = index == len(parts) - 1
-        if part == "**":
-            regex += r"(?:(?!\.)[^/]+/)*" + (r"(?!\.)[^/]+" if last else "")
-        else:
-            regex += _compile_name(part) + ("" if last else "/")
-    return re.compile(regex + r"(?:/(?!\.)[^/]+)*\Z")
-
-
-def _compile_name(part: str) -> str:
-    tokens = re.split(r"(\*+|\?|\[[^\]]+\])", part)
-    regex = r"(?!\.)" if part[:1] in ("*", "?", "[") else ""
-    for token in tokens:
-        if token.startswith("*"):
-            regex += "[^/]*"
-        elif token == "?":
-            regex += "[^/]"
-        elif token.startswith("[") and token.endswith("]"):
-            regex += "[^" + token[2:] if token.startswith("[!") else token
-        else:
-            regex += re.escape(token)
-    return regex

@@ -72,7 +72,7 @@ def up(
     project: ProjectFlag = None,
 ) -> int:
     """Start the bridge (and with --runtime local a notebook VM), or say that it is up."""
-    from run_control import address_told
+    from run_control import address_told, payload_words
     from run_control import up as starter
     from run_control.alarms import alarms
 
@@ -82,7 +82,7 @@ def up(
     report = starter.up(found, runtime=runtime, tunnel=tunnel, port=port)
     if report.started_bridge:
         address_told.await_outcome(found, report.url, _ANNOUNCED_S)
-    trouble = alarms(found)
+    trouble = [*alarms(found), *payload_words.lines(found)]
 
     def show() -> None:
         say(f"bridge {'started' if report.started_bridge else 'already up'}: {report.url} (tunnel: {report.tunnel})")

@@ -12,7 +12,7 @@ from pathlib import Path
 from bridge.tunnels.spec import TunnelSpec
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError, VerificationError
-from run_control import bridge_control, doctor_tunnels, private_files, project, project_file
+from run_control import bridge_control, doctor_tunnels, payload_words, private_files, project, project_file
 from run_control.checks import FAIL, PASS, WARN, Check
 from run_control.project import Project
 
@@ -41,7 +41,8 @@ def _about_project(folder: Path | None) -> tuple[list[Check], Path]:
         found = project.find(folder)
     except ProjectError as error:
         return [Check("project", WARN, error.message, error.hint)], folder or Path.cwd()
-    return [_check_project(found), _check_private(found), _check_bridge(found)], found.root
+    checks = [_check_project(found), *_check_payload(found), _check_private(found), _check_bridge(found)]
+    return checks, found.root
 
 
 def _check_python() -> Check:
@@ -58,6 +59,15 @@ def _check_project(found: Project) -> Check:
     except ProjectError as error:
         return Check("project", FAIL, error.message, error.hint)
     return Check("project", PASS, f"{view.name}: {', '.join(view.stages) or 'no stage yet'}")
+
+
+def _check_payload(found: Project) -> list[Check]:
+    """Nothing where there is nothing to say, or the project file has a mistake, which is told above."""
+    try:
+        lines = payload_words.lines(found)
+    except ProjectError:
+        return []
+    return [Check("payload", FAIL if " next: " in line else WARN, *line.partition(" next: ")[::2]) for line in lines]
 
 
 def _check_disk(folder: Path) -> Check:

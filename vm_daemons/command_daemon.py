@@ -372,12 +372,13 @@ class CommandDaemon:
 
     def _sync_payload(self, command: Command) -> None:
         try:
-            payload.sync(self._client, self._home)
+            told = payload.sync(self._client, self._home)
         except (OSError, BridgeheadError) as error:
             text = str(error)
             self._hand_over(lambda: self._synced(command, RunState.FAILED, text))
             return
-        self._hand_over(lambda: self._synced(command, RunState.DONE, ""))
+        stays = str((told or {}).get("stays", ""))
+        self._hand_over(lambda: self._synced(command, RunState.DONE, stays))
 
     def _synced(self, command: Command, state: RunState, reason: str) -> None:
         self._answer(command, names.Ack.FINISHED, state=state, reason=reason)

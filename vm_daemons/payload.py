@@ -27,6 +27,7 @@ from vm_daemons.payload_tree import Entry, Tree
 from vm_daemons.storage.pace import Bucket
 
 _LOCK = "payload.lock"  # the cell and the command daemon may sync at the same time
+_STAYS_MAX = 1000
 _CHANGES_MAX = 5  # manifests that are outdated before they are fetched: somebody is saving files just now
 Bring = Callable[[Tree, Shelf, list[Entry]], int]  # onto the shelf, one entry per SHA-256; how many bytes came
 
@@ -60,9 +61,9 @@ def install(home: VmHome, document: dict[str, Any], bring: Bring) -> dict[str, A
     """Make the payload folder what a signed manifest says; `bring` puts on the shelf what is not on this VM.
 
     The document is kept as it is, for a VM that boots without the laptop. Returns the manifest's `project`,
-    `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, and the counts `files`, `fetched` (`fetched_bytes`
-    down the line), `copied` (it was here under another name, or once before) and `removed`. Raises as `sync`, and what
-    `bring` raises.
+    `ship_sha256`, `payload_sha256`, `requirements`, `store`, `vm`, `stays` (what of the project is not sent), and the
+    counts `files`, `fetched` (`fetched_bytes` down the line), `copied` (it was here under another name, or once before)
+    and `removed`. Raises as `sync`, and what `bring` raises.
     """
     manifest = document["body"]
     entries = entries_of(manifest)
@@ -82,7 +83,8 @@ def install(home: VmHome, document: dict[str, Any], bring: Bring) -> dict[str, A
     shelf.prune({str(entry["sha256"]) for entry in entries.values()})
     for key in ("project", "ship_sha256", "payload_sha256", "requirements", "store", "vm"):
         told[key] = manifest[key]
-    return told
+    stays = manifest.get("stays")
+    return {**told, "stays": stays[:_STAYS_MAX] if isinstance(stays, str) else ""}
 
 
 def _bring_all(

@@ -144,3 +144,31 @@ def test_an_unchanged_file_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Mo
     first = payload.manifest()
     monkeypatch.setattr(os, "read", lambda *_: pytest.fail("read again"))
     assert payload.manifest() == first
+
+
+def test_all_names_that_can_not_travel_are_told_at_once(tmp_path: Path) -> None:
+    write(tmp_path, "good.py", *(f"my data {number}.csv" for number in range(8)))
+    payload = project(tmp_path, ["**"])
+    for _ in range(2):
+        with pytest.raises(UsageError) as caught:
+            payload.manifest()
+        message = caught.value.message
+        assert message.startswith("8 payload files have names that can't travel: 'my data 0.csv'")
+        assert message.count("my data") >= 5 and "my data 5" not in message and message.endswith("; and 3 more")
+    assert listed(project(tmp_path, ["**"], ["*.csv"])) == ["good.py"]
+
+
+def test_what_is_passed_over_in_silence_no_more(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", ".env", ".cache/x/y", "lib/.hidden.py", "out/b.csv", ".git/config", ".csv.swp", "lib/c.csv")
+    (tmp_path / "link.py").symlink_to("a.py")
+    (tmp_path / "folder").symlink_to("lib")
+    os.mkfifo(tmp_path / "pipe.py")
+    told = project(tmp_path, ["**"], ["out", "*.swp"]).manifest()["stays"]
+    assert told == (
+        "not sent: 3 hidden files (.cache/x/y, .env, lib/.hidden.py): a name with a leading dot can't travel, so rename what a"
+        " run needs;"
+        " 2 links (folder, link.py): put the files themselves there; 1 FIFO or device (pipe.py)"
+    )
+    assert project(tmp_path, ["*.csv"]).manifest()["stays"] == ""
+    with pytest.raises(UsageError, match="'.env'"):
+        project(tmp_path, ["a.py", ".env"]).manifest()

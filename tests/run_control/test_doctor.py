@@ -10,6 +10,7 @@ import pytest
 from bridgehead import names
 from bridgehead.errors import VerificationError
 from run_control import bridge_control, doctor
+from run_control.checks import FAIL, WARN
 from run_control.project import Project
 
 
@@ -56,3 +57,17 @@ def test_the_owner_of_a_port_is_found() -> None:
 def test_the_default_port_is_one_of_the_checks(fresh: Project) -> None:
     [check] = [check for check in doctor.examine(fresh.root) if check.name == "port"]
     assert str(names.DEFAULT_PORT) in check.text
+
+
+def test_what_of_the_payload_does_not_travel_is_told(fresh: Project) -> None:
+    text = fresh.file.read_text()
+    assert "include = [" in text
+    (fresh.root / "my data.py").write_text("")
+    (fresh.root / ".hidden.py").write_text("")
+    head, _, rest = text.partition("include = [")
+    fresh.file.write_text(head + 'include = ["*.py"]' + rest.partition("]")[2])
+    found = [check for check in doctor.examine(fresh.root) if check.name == "payload"]
+    assert [check.state for check in found] == [FAIL, WARN]
+    assert (
+        "'my data.py'" in found[0].text and "rename" in found[0].hint and "1 hidden file (.hidden.py)" in found[1].text
+    )
