@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from bridge import audit_head, file_lock
 from bridge.audit_head import Head
+from bridge.disk_writes import write_all
 from bridgehead import files, names
 
 MAX_BYTES: Final = 4 * 2**20  # of one file, before it is put aside
@@ -70,9 +71,13 @@ class Audit:
                     )
                     head = _hash(line)
                     data += line + b"\n"
-                while data:
-                    data = data[os.write(fd, data) :]
-                os.fsync(fd)
+                size = os.fstat(fd).st_size
+                try:
+                    write_all(fd, data)
+                    os.fsync(fd)
+                except OSError:  # a full disk: no half line stays
+                    os.ftruncate(fd, size)
+                    raise
                 full = os.fstat(fd).st_size >= self._max_bytes
             finally:
                 os.close(fd)

@@ -8,10 +8,10 @@ from typing import Any
 
 from bridge.audit import Audit
 from bridge.key_records import PairingKey
-from bridge.keys import KeyStore
+from bridge.keys import MADE, KeyStore
 from bridgehead import names
 
-MADE = "key made"
+_FAILED = "key change failed"  # the lines before it tell of what was not done
 _FOUND = "key found"  # it is in keys.json, and no line tells of it
 
 
@@ -32,6 +32,11 @@ def tell_unknown(store: KeyStore, audit: Audit) -> None:
     found = [item for item in store.all() if item.id not in known]
     if found:
         audit.append([event(_FOUND, item, {}) for item in found])
+
+
+def failed(line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line that says that what this one tells of was not done."""
+    return {"event": _FAILED, "of": line["event"], "key_id": line["key_id"]}
 
 
 def event(name: str, item: PairingKey, queued_by: Mapping[str, str]) -> dict[str, Any]:

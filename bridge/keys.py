@@ -25,7 +25,12 @@ from bridgehead.rotation import KEY_BYTES as KEY_BYTES
 
 GRACE_S = 24 * 3600.0  # for a VM that does not reach the bridge while its key is rotated
 _LOCK_SUFFIX = ".lock"
+MADE, REVOKED, ROTATES = "key made", "key revoked", "key rotates"  # in the audit file
+Tell = Callable[[list[tuple[str, PairingKey]]], None]
 _log = logging.getLogger(__name__)
+
+
+def _nobody(told: list[tuple[str, PairingKey]]) -> None: ...
 
 
 class KeyStore:
@@ -120,8 +125,11 @@ class KeyStore:
 
     # --- changes ------------------------------------------------------------------------------------
 
-    def make(self, name: str = "", *, allow_sh: bool = True) -> PairingKey:
-        """One more pairing. Raises UsageError when a key that is good bears the name."""
+    def make(self, name: str = "", *, allow_sh: bool = True, tell: Tell = _nobody) -> PairingKey:
+        """One more pairing. Raises UsageError when a key that is good bears the name, and OSError.
+
+        `tell` hears of this change, as of the others, before it is made: when it raises, nothing has changed.
+        """
         if name and (not name.isprintable() or len(name) > 64 or name != name.strip()):
             raise UsageError("a name has 1 to 64 printable characters")
         made = key_records.fresh(name, allow_sh=allow_sh)
@@ -131,10 +139,10 @@ class KeyStore:
                 raise UsageError(f"a key is called {name!r} already", hint="bridgehead keys list")
             return content.with_key(made)
 
-        self._change(change)
+        self._change(change, lambda: tell([(MADE, made)]))
         return made
 
-    def revoke(self, key_id: str) -> tuple[list[PairingKey], PairingKey | None]:
+    def revoke(self, key_id: str, *, tell: Tell = _nobody) -> tuple[list[PairingKey], PairingKey | None]:
         """End this key and all that were derived from it or it from; their bytes leave the file.
 
         Returns them, and the key that is current from now on when the current one was among them.
@@ -156,10 +164,10 @@ class KeyStore:
             heir[:] = [key_records.fresh(current.name, allow_sh=current.allow_sh)]
             return content.with_key(*gone, heir[0], current=heir[0].id)
 
-        self._change(change)
+        self._change(change, lambda: tell([*((REVOKED, item) for item in ended), *((MADE, item) for item in heir)]))
         return ended, (heir[0] if heir else None)
 
-    def rotate(self, key_id: str, *, grace_s: float = GRACE_S) -> PairingKey:
+    def rotate(self, key_id: str, *, grace_s: float = GRACE_S, tell: Tell = _nobody) -> PairingKey:
         """Begin to replace a key by one derived from it; both are good until `end`, or until the grace is over.
 
         Raises UsageError when the key is not active.
@@ -177,7 +185,7 @@ class KeyStore:
             fading = dataclasses.replace(old, state=KeyState.ROTATING, until=now + grace_s)
             return content.with_key(fading, new, current=new_id if content.current == key_id else "")
 
-        self._change(change)
+        self._change(change, lambda: tell([(ROTATES, item) for item in made]))
         return made[0]
 
     def end(self, key_id: str) -> bool:
@@ -196,12 +204,17 @@ class KeyStore:
 
     # --- inside ------------------------------------------------------------------------------------
 
-    def _change(self, change: Callable[[KeyFile], KeyFile]) -> None:
+    def _change(self, change: Callable[[KeyFile], KeyFile], tell: Callable[[], None] = lambda: None) -> None:
         with file_lock.held(self._path.with_name(self._path.name + _LOCK_SUFFIX)):
             content = self._now()
             changed = change(content)
             if changed is not content:
-                key_records.write(self._path, changed)
+                tell()
+                try:
+                    key_records.write(self._path, changed)
+                except OSError:
+                    if key_records.read(self._path) != changed:
+                        raise  # else only what comes after the rename went wrong
                 self._now()
 
     def _now(self) -> KeyFile:

@@ -19,6 +19,7 @@ SHOWN_MAX: Final = 5
 # Never sent, whatever the globs say: at the top of the project, and at any depth.
 _NEVER_AT_TOP = frozenset({names.PRIVATE_FOLDER, names.IN_FOLDER, names.QUEUE_FILE, names.PROJECT_FILE})
 _NEVER = frozenset({".git", ".venv", "__pycache__"})
+_NO_DOT = "a name with a leading dot can't travel, so rename what a run needs"
 _Match = Callable[[str], bool]
 
 
@@ -36,7 +37,7 @@ class Choice:
         kinds = [
             text
             for text in (
-                _counted(self.hidden, "hidden file", "a name with a leading dot can't travel, so rename what a run needs"),
+                _counted(self.hidden, "hidden file", _NO_DOT),
                 _counted(self.links, "link", "put the files themselves there"),
                 _counted(self.others, "FIFO or device", ""),
             )

@@ -70,17 +70,17 @@ def new(
     from run_control import key_control
 
     found = project_of(context, project)
-    made = key_control.keys(found).make(name, allow_sh=not no_sh)
-    key_control.tell(found, "key made", made)
-    path = key_control.write_notebook(found, made.id)
+    with key_control.changing(found) as (store, tell):
+        made = store.make(name, allow_sh=not no_sh, tell=tell)
+    path, trouble = key_control.write_notebook(found, made.id)
 
     def show() -> None:
         say(f"{made.id} made")
-        note(
-            f"next: run {path} on the VM" if path else f"next: bridgehead up, then bridgehead notebook --key {made.id}"
-        )
+        if trouble is None:
+            up = f"next: bridgehead up, then bridgehead notebook --key {made.id}"
+            note(f"next: run {path} on the VM" if path else up)
 
-    return emit({**_brief(made), "notebook": path}, as_json=json, show=show)
+    return emit({**_brief(made), "notebook": path}, as_json=json, show=show, error=trouble)
 
 
 def revoke(context: typer.Context, key: KeyArgument, json: JsonFlag = False, project: ProjectFlag = None) -> int:
@@ -88,23 +88,19 @@ def revoke(context: typer.Context, key: KeyArgument, json: JsonFlag = False, pro
     from run_control import key_control
 
     found = project_of(context, project)
-    store = key_control.keys(found)
-    ended, heir = store.revoke(store.find(key).id)
-    for item in ended:
-        key_control.tell(found, "key revoked", item)
-    path = ""
-    if heir is not None:
-        key_control.tell(found, "key made", heir)
-        path = key_control.write_notebook(found, "")
+    with key_control.changing(found) as (store, tell):
+        ended, heir = store.revoke(store.find(key).id, tell=tell)
+    path, trouble = key_control.write_notebook(found, "") if heir is not None else ("", None)
 
     def show() -> None:
         say(f"revoked: {', '.join(item.id for item in ended)}")
         if heir is not None:
             say(f"new pairing codes carry {heir.id}")
-        note(_pair_anew(path))
+        if trouble is None:
+            note(_pair_anew(path))
 
     told = {"revoked": [item.id for item in ended], "current": heir.id if heir else "", "notebook": path}
-    return emit(told, as_json=json, show=show)
+    return emit(told, as_json=json, show=show, error=trouble)
 
 
 def rotate(
@@ -119,18 +115,18 @@ def rotate(
 
     grace_s = parse_duration(grace)
     found = project_of(context, project)
-    store = key_control.keys(found)
-    old = store.find(key)
-    made = store.rotate(old.id, grace_s=grace_s)
-    key_control.tell(found, "key rotates", made)
+    with key_control.changing(found) as (store, tell):
+        old = store.find(key)
+        made = store.rotate(old.id, grace_s=grace_s, tell=tell)
     current = store.current()[0] == made.id
-    path = key_control.write_notebook(found, "" if current else made.id)
+    path, trouble = key_control.write_notebook(found, "" if current else made.id)
 
     def show() -> None:
         say(f"{made.id} follows {old.id}, which is good until its VMs use the new one, {grace} at most")
-        note(f"the notebook is written anew: {path}" if path else "the next bridgehead up writes the notebook anew")
+        if trouble is None:
+            note(f"the notebook is written anew: {path}" if path else "the next bridgehead up writes the notebook anew")
 
-    return emit({**_brief(made), "after": old.id, "notebook": path}, as_json=json, show=show)
+    return emit({**_brief(made), "after": old.id, "notebook": path}, as_json=json, show=show, error=trouble)
 
 
 def audit(

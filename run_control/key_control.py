@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +13,9 @@ from bridge import key_audit
 from bridge.audit import Audit, Verdict
 from bridge.audit_feed import HEAD, AuditFeed
 from bridge.key_records import PairingKey
-from bridge.keys import KeyStore
+from bridge.keys import KeyStore, Tell
+from bridgehead import os_errors
+from bridgehead.errors import BridgeheadError
 from run_control import bridge_control, notebook
 from run_control.project import Project
 from run_control.views import ledger_of, run
@@ -74,18 +78,44 @@ def views(project: Project) -> list[KeyView]:
     ]
 
 
-def write_notebook(project: Project, key_id: str) -> str:
-    """The notebook with the pairing code of this key ("": the current one); "" while the bridge is not up."""
+@contextlib.contextmanager
+def changing(project: Project) -> Iterator[tuple[KeyStore, Tell]]:
+    """The keys, and what writes a change and who made it into the audit file: first, so that none goes untold.
+
+    Raises BridgeheadError that says that nothing has changed when the disk is full, say; then the audit file says so.
+    """
+    told: list[dict[str, Any]] = []
+
+    def tell(events: list[tuple[str, PairingKey]]) -> None:
+        lines = [key_audit.event(name, item, me()) for name, item in events]
+        Audit(project.private).append(lines)
+        told.extend(lines)
+
+    try:
+        yield keys(project), tell
+    except OSError as error:
+        if told:
+            with contextlib.suppress(OSError, BridgeheadError):  # what was told has not come about
+                Audit(project.private).append([key_audit.failed(line) for line in told])
+        found = os_errors.in_words(error)
+        raise BridgeheadError(f"no key was changed: {found.message}", hint=found.hint) from None
+
+
+def write_notebook(project: Project, key_id: str) -> tuple[str, BridgeheadError | None]:
+    """The notebook with the pairing code of this key ("": the current one); "" while the bridge is not up.
+
+    And why it could not be written, though the key is as it was asked for.
+    """
     live = bridge_control.find(project)
     if live is None or not live.url:
-        return ""
+        return "", None
     path = project.private / f"bootstrap-{key_id}.ipynb" if key_id else project.notebook
-    return str(notebook.write(path, bridge_control.pairing(project, live, key_id)))
-
-
-def tell(project: Project, event: str, item: PairingKey) -> None:
-    """Write what happened to a key into the audit file, and who did it."""
-    Audit(project.private).append([key_audit.event(event, item, me())])
+    try:
+        return str(notebook.write(path, bridge_control.pairing(project, live, key_id))), None
+    except OSError as error:
+        again = "bridgehead notebook" + (f" --key {key_id}" if key_id else "")
+        text = f"the key is changed, but its notebook can't be written: {os_errors.in_words(error).message}"
+        return "", BridgeheadError(text, hint=f"make room or mend that, then {again}")
 
 
 def me(via: str = "cli") -> dict[str, str]:

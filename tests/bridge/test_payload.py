@@ -165,9 +165,8 @@ def test_what_is_passed_over_in_silence_no_more(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
     told = project(tmp_path, ["**"], ["out", "*.swp"]).manifest()["stays"]
     assert told == (
-        "not sent: 3 hidden files (.cache/x/y, .env, lib/.hidden.py): a name with a leading dot can't travel, so rename what a"
-        " run needs;"
-        " 2 links (folder, link.py): put the files themselves there; 1 FIFO or device (pipe.py)"
+        "not sent: 3 hidden files (.cache/x/y, .env, lib/.hidden.py): a name with a leading dot can't travel, so rename"
+        " what a run needs; 2 links (folder, link.py): put the files themselves there; 1 FIFO or device (pipe.py)"
     )
     assert project(tmp_path, ["*.csv"]).manifest()["stays"] == ""
     with pytest.raises(UsageError, match="'.env'"):
