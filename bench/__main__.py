@@ -11,7 +11,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from bench import checkpoints, daemons, down, latency, load, peers, recovery, runner, store_cost, transfer, up
+from bench import (
+    checkpoints,
+    daemons,
+    down,
+    latency,
+    load,
+    peers,
+    recovery,
+    runner,
+    small_outputs,
+    store_cost,
+    transfer,
+    up,
+)
 from bench.project import bench_project
 
 Row = dict[str, Any]
@@ -59,6 +72,8 @@ def _rows(args: argparse.Namespace) -> Iterator[Row]:
         yield from checkpoints.costs()
     if "store" in args.only:
         yield from store_cost.costs()
+    if "outputs" in args.only:
+        yield from small_outputs.rows(args.files)
     if "transfer" in args.only:
         if shutil.which("nginx") is None and not Path("/usr/sbin/nginx").exists():
             print("transfer: nginx is not here; on Debian: apt-get install nginx-light", file=sys.stderr)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import functools
 import hashlib
 import json
@@ -19,7 +18,6 @@ import os
 import re
 import secrets
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -272,29 +270,11 @@ def _flush(root: Path, each: list[Callable[[], None]]) -> None:
     """Have all that was written on the disk: the whole file system's at once, else one by one on some threads."""
     if len(each) == 1:
         each[0]()
-    if len(each) <= 1 or _sync_file_system(root):
+    if len(each) <= 1 or files.sync_file_system(root):
         return
     with ThreadPoolExecutor(_FLUSHERS) as pool:
         for done in [pool.submit(flush) for flush in each]:
             done.result()
-
-
-def _sync_file_system(root: Path) -> bool:
-    """syncfs(2), which since Linux 5.8 reports what could not be written. False where there is no such call."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except (OSError, AttributeError):
-        return False
-    fd = os.open(root, os.O_RDONLY)
-    try:
-        if syncfs(fd) != 0:
-            number = ctypes.get_errno()
-            raise OSError(number, os.strerror(number))
-    finally:
-        os.close(fd)
-    return True
 
 
 def _piece(run_id: str, entry: Entry) -> Piece:

@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,29 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_file_system(folder: Path) -> bool:
+    """Have on the disk all that was written to the file system of `folder`. False where there is no such call.
+
+    syncfs(2), which since Linux 5.8 reports what could not be written. Raises OSError.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    import ctypes  # few need it
+
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        return False
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        if syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(fd)
+    return True
 
 
 def write_json(path: Path, value: object, *, mode: int = 0o644) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from bridge import batches
 from bridge_client import VM, Answer, Client, LiveBridge, live_bridge
-from bridgehead import names
+from bridgehead import files, names
 
 Item = tuple[str, bytes]
 
@@ -158,7 +158,7 @@ def test_where_the_system_can_not_flush_a_file_system_each_file_is_flushed(
 ) -> None:
     flushed: list[int] = []
     real = os.fsync
-    monkeypatch.setattr(batches, "_sync_file_system", lambda root: False)
+    monkeypatch.setattr(files, "sync_file_system", lambda folder: False)
     monkeypatch.setattr(batches.os, "fsync", lambda fd: (flushed.append(fd), real(fd))[1])
     assert send(client, run_id, [("a/one", b"1"), ("a/two", b"2")]).status == 200
     assert len(flushed) >= 3  # both files, and their folder

@@ -6,9 +6,10 @@ A key is a relative path in our own safe characters (bridgehead.paths.check_rela
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class Room:
     free_bytes: int | None = None
     trash_bytes: int | None = None
     error: str = ""  # empty: it took a canary, gave it back and removed it
+
+
+@runtime_checkable
+class PutsMany(Protocol):
+    """A store that takes many small files for less than each of them costs alone."""
+
+    def put_many(self, items: Sequence[tuple[str, Path]]) -> list[Stored]:
+        """As `put` for each (key, source), in order. After an error each key holds what it held, or the new whole."""
+        ...
 
 
 class ObjectStore(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from vm_daemons.storage.objects import ObjectStore, Room, Stored
+from vm_daemons.storage.objects import ObjectStore, PutsMany, Room, Stored
 
 
 class Backoff:
@@ -82,6 +82,15 @@ class PacedStore:
         self._requests.take()
         stored = self._inner.put(key, source)
         self._pay(stored.size)
+        return stored
+
+    def put_many(self, items: Sequence[tuple[str, Path]]) -> list[Stored]:
+        if not isinstance(self._inner, PutsMany):
+            return [self.put(key, source) for key, source in items]
+        for _ in items:
+            self._requests.take()
+        stored = self._inner.put_many(items)
+        self._pay(sum(item.size for item in stored))
         return stored
 
     def put_bytes(self, key: str, data: bytes) -> None:

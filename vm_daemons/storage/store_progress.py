@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, RunRecord
 from vm_daemons import outputs as outputs_module
 from vm_daemons.storage import log_sums, store_slots
-from vm_daemons.storage.objects import ObjectStore, Stored
+from vm_daemons.storage.objects import ObjectStore, PutsMany, Stored
 from vm_daemons.storage.store_slots import Slot
 
 _OUTPUT_FILES = (names.RUN_RECORD, names.RESULTS)
+_BATCH_FILES = 500
+_BATCH_BYTES = 16 * 2**20
 Stamp = tuple[int, int]  # mtime_ns and size: what tells one version of a file from another
 
 
@@ -118,13 +120,23 @@ class Progress:
     def note_damaged(self, folder: Path) -> None:
         self.damaged.add((folder.name, _mtime_ns(folder)))
 
-    def copy_changed(self, store: ObjectStore, target: str, run_dir: Path, relatives: Iterable[str]) -> None:
-        for relative in relatives:
-            stamp = stamp_of(run_dir / relative)
-            if stamp is None or self.copied.get(relative) == stamp:
-                continue
-            self.sent[relative] = store.put(f"{target}/{relative}", run_dir / relative)
-            self.copied[relative] = stamp
+    def copy_changed(
+        self, store: ObjectStore, target: str, run_dir: Path, relatives: Iterable[str], *, together: bool = False
+    ) -> None:
+        """In order; `together`: small ones many at a time, where the store takes them so."""
+        due = [
+            (relative, stamp)
+            for relative in relatives
+            if (stamp := stamp_of(run_dir / relative)) is not None and self.copied.get(relative) != stamp
+        ]
+        for batch in _batches(due, many=together and isinstance(store, PutsMany)):
+            items = [(f"{target}/{relative}", run_dir / relative) for relative, _ in batch]
+            if len(items) > 1 and isinstance(store, PutsMany):
+                stored = store.put_many(items)
+            else:
+                stored = [store.put(key, source) for key, source in items]
+            for (relative, stamp), item in zip(batch, stored, strict=True):
+                self.sent[relative], self.copied[relative] = item, stamp
 
     def copy_logs(self, store: ObjectStore, target: str, run_dir: Path) -> None:
         """What the laptop has of them is noted before they are copied, what they are afterwards."""
@@ -136,11 +148,11 @@ class Progress:
     def finish(self, store: ObjectStore, target: str, run_dir: Path, record: RunRecord) -> None:
         """After an end: artifacts, then the list of all outputs with their hashes, and exit.json last."""
         found = [*_OUTPUT_FILES, *outputs_module.find(run_dir)[0]]
-        self.copy_changed(store, target, run_dir, found)
+        self.copy_changed(store, target, run_dir, found, together=True)
         sent = {name: self.sent[name] for name in found if stamp_of(run_dir / name) is not None}
         entries: list[dict[str, Any]] = []
         for name, stored in sent.items():
-            if not any(there.size == stored.size for there in store.find(stored.key)):
+            if not any(there.size == stored.size for there in store.look(stored.key)):
                 self.copied.pop(name, None)  # it is copied again the next time
                 raise VerificationError(f"{name} reads back from the store with another size, or not at all")
             entries.append({"path": name, "size": stored.size, "sha256": stored.sha256, "md5": stored.md5})
@@ -161,6 +173,22 @@ def confirmed_at_once(store: ObjectStore, slot: Slot) -> Slot:
     if not store.proves:
         return slot
     return dataclasses.replace(slot, confirmed_at=slot.created, confirmed_by=store.kind)
+
+
+def _batches(due: list[tuple[str, Stamp]], *, many: bool) -> Iterator[list[tuple[str, Stamp]]]:
+    """In order; small files many at a time where the store takes them so."""
+    batch: list[tuple[str, Stamp]] = []
+    total_bytes = 0
+    for item in due:
+        size_bytes = item[1][1]
+        full = len(batch) == _BATCH_FILES or total_bytes + size_bytes > _BATCH_BYTES
+        if batch and (full or not many):
+            yield batch
+            batch, total_bytes = [], 0
+        batch.append(item)
+        total_bytes += size_bytes
+    if batch:
+        yield batch
 
 
 def local_folders(run_dir: Path) -> list[Path]:

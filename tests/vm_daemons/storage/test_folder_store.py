@@ -7,7 +7,9 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,103 @@ def test_what_is_put_comes_back_with_both_digests(store: FolderStore, source: Pa
     assert (tmp_path / "back").read_bytes() == data and got == sent
     (found,) = store.find(KEY)
     assert found.size == len(data) and found.sha256 == (sent.sha256 if store.proves else "")
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> list[tuple[str, Path]]:
+    folder = tmp_path / "outputs"
+    folder.mkdir()
+    items = []
+    for number in range(40):
+        path = folder / f"{number}.json"
+        path.write_bytes(b"%d" % number * number)
+        items.append((f"demo/runs/r/artifacts/{number % 3}/{number}.json", path))
+    return items
+
+
+def test_many_files_together_are_as_good_as_each_alone(
+    store: FolderStore, root: Path, many: list[tuple[str, Path]], tmp_path: Path
+) -> None:
+    stored = store.put_many(many)
+    alone = FolderStore(root, proves=store.proves)
+    for (key, source), item in zip(many, stored, strict=True):
+        assert item == alone.get(key, tmp_path / "back") and (tmp_path / "back").read_bytes() == source.read_bytes()
+    assert temps(root) == [] and store.put_many([]) == []
+
+
+def test_many_files_together_cost_a_few_flushes(
+    root: Path, many: list[tuple[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(fd), real(fd))[1])
+    FolderStore(root, proves=True).put_many(many)
+    assert len(flushed) == 3  # the folders
+
+
+def test_where_a_file_system_can_not_be_flushed_each_file_is(
+    root: Path, many: list[tuple[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, real = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(fd), real(fd))[1])
+    monkeypatch.setattr(files, "sync_file_system", lambda folder: False)
+    FolderStore(root, proves=True).put_many(many)
+    assert len(flushed) == len(many) + 3
+
+
+@pytest.mark.parametrize("at", ["write", "flush", "read back", "rename"])
+def test_of_many_files_an_error_leaves_old_or_new_ones_and_nothing_half(
+    root: Path, many: list[tuple[str, Path]], monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    store = FolderStore(root, proves=True)
+    before = {key: store.put_bytes(key, b"old") for key, _ in many}
+    full = OSError(errno.ENOSPC, "no room")
+    count, replace, digest, stage = [0], files.replace, store._digest, store._stage
+
+    def fails(*_: object) -> bool:
+        count[0] += 1
+        return count[0] > 20
+
+    def or_full(work: Callable[..., Any], *words: Any) -> Any:
+        if fails():
+            raise full if at != "write" else StoreFull("no room")
+        return work(*words)
+
+    with monkeypatch.context() as patched:
+        if at == "write":
+            patched.setattr(store, "_stage", lambda *words: or_full(stage, *words))
+        elif at == "flush":
+            count[0] = 99
+            patched.setattr(files, "sync_file_system", lambda folder: or_full(bool))
+        elif at == "read back":
+            patched.setattr(store, "_digest", lambda path: "0" * 64 if fails() else digest(path))
+        else:
+            patched.setattr(files, "replace", lambda *words: or_full(replace, *words))
+        with pytest.raises(Unverified if at == "read back" else StoreFull):
+            store.put_many(many)
+    assert temps(root) == []
+    seen = {key: store.read(key, 10_000) for key, _ in before.items()} if before else {}
+    news = [seen[key] == source.read_bytes() for key, source in many]
+    assert all(new or seen[key] == b"old" for new, (key, _) in zip(news, many, strict=True))
+    assert any(news) is (at == "rename")
+    store.put_many(many)
+    assert all(store.read(key, 10_000) == source.read_bytes() for key, source in many)
+
+
+def test_a_killed_writer_of_many_leaves_what_the_next_one_sweeps(root: Path, many: list[tuple[str, Path]]) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from bridgehead import files\n"
+        "from vm_daemons.storage.folder_store import FolderStore\n"
+        "files.sync_file_system = lambda folder: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "items = [(line.split(' ')[0], Path(line.split(' ')[1])) for line in sys.argv[2:]]\n"
+        "FolderStore(Path(sys.argv[1]), proves=True).put_many(items)\n"
+    )
+    words = [f"{key} {path}" for key, path in many]
+    killed = subprocess.run([sys.executable, "-c", code, str(root), *words], timeout=60)
+    assert killed.returncode == -9 and len(temps(root)) == len(many)
+    FolderStore(root, proves=True).put_many(many)
+    assert temps(root) == []
 
 
 def test_small_records_are_replaced_whole(store: FolderStore) -> None:
