@@ -76,12 +76,14 @@ def keep(db: sqlite3.Connection, seq: int, vm_id: str) -> None:
         db.execute("UPDATE commands SET family = ? WHERE seq = ?", (family, seq))
 
 
-def keep_pinned(db: sqlite3.Connection, vm_id: str) -> None:
-    """What was meant for this VM and waits is kept to its pairing."""
-    db.execute(
-        f"UPDATE commands SET family = ? WHERE target_vm = ? AND verb = ? AND {_WAITS}",
-        (family_of(db, vm_id), vm_id, Verb.RUN),
-    )
+def keep_all_of(db: sqlite3.Connection, vm_id: str) -> None:
+    """What this VM has, and what was meant for it and waits, is kept to its pairing."""
+    family = family_of(db, vm_id)
+    if family:
+        db.execute(
+            f"UPDATE commands SET family = ? WHERE verb = ? AND (vm_id = ? OR target_vm = ? AND {_WAITS})",
+            (family, Verb.RUN, vm_id, vm_id),
+        )
 
 
 def move(db: sqlite3.Connection, vm_id: str, family: str) -> None:

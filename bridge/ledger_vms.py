@@ -151,6 +151,7 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
         " ON CONFLICT (vm_id) DO UPDATE SET state = excluded.state, reason = excluded.reason",
         (vm_id, state, now, now, why),
     )
+    ledger_pairings.keep_all_of(db, vm_id)
     if state == VmState.GONE:
         _tell_it_is_gone(db, vm_id)
     _take_back_what_was_lent(db, vm_id, now)
@@ -173,7 +174,6 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
         f" target_vm = '', reason = ?, updated = ? WHERE {_HELD} AND verb = ?",
         (state == VmState.GONE, RunState.LOST, f"{reason}; waits for the next VM of its pairing", now, vm_id, Verb.RUN),
     )
-    ledger_pairings.keep_pinned(db, vm_id)
     db.execute(  # meant for it and not delivered yet: a VM that died never comes back under its name
         "UPDATE commands SET target_vm = '', reason = ?, updated = ?"
         " WHERE target_vm = ? AND vm_id = '' AND verb = ? AND state IN (?, ?)",

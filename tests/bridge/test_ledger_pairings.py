@@ -137,7 +137,8 @@ def test_a_pairing_that_was_made_after_the_revocation_follows(laptop: Laptop) ->
 
 
 def test_a_silent_vm_that_is_paired_anew_gets_back_what_had_failed(laptop: Laptop) -> None:
-    (command,) = (laptop.take("run:pretrain"), *laptop.ledger.deliver(A1, 0))[1:]
+    laptop.take("run:pretrain")
+    (command,) = laptop.ledger.deliver(A1, 0)
     ack(laptop.ledger, command, Ack.STARTED)
     laptop.keys.revoke(laptop.a.id)
     keep_listening(laptop.ledger, laptop.clock, 65)
