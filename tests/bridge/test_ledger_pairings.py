@@ -176,7 +176,7 @@ def test_a_shell_line_for_a_vm_that_is_gone_has_ended(laptop: Laptop) -> None:
     laptop.ledger.heartbeat(beat(A1))
     laptop.take(f"@{A1} {SHELL}")
     laptop.ledger.mark_vm_gone(A1, "killed")
-    assert laptop.row().state == "failed" and f"meant for {A1} is gone" in laptop.row().reason.replace(",", "")
+    assert laptop.row().state == "failed" and f"was meant for {A1}, which is gone: killed" in laptop.row().reason
 
 
 def test_a_ledger_of_before_gets_the_column(tmp_path: Path) -> None:
