@@ -173,6 +173,10 @@ def _verify(project: Project, *, as_json: bool) -> int:
 
 def _row(line: dict[str, Any]) -> tuple[str, ...]:
     what = str(line.get("line") or line.get("run_id") or line.get("counts") or line.get("name") or "")
+    if line.get("expected") is not None:
+        what = f"{line['expected']} lines were expected, {line.get('found')} found"
+    elif line.get("of"):
+        what = f"not done: {line['of']}"
     if line.get("event") not in ("taken", "given"):
         ending = [str(line[key]) for key in ("state", "failure_class", "reason") if line.get(key)]
         if line.get("exit_code") is not None:
