@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ def describe(fd: int, values: dict[str, Any]) -> None:
 def described(path: Path) -> Any | None:
     """What the last holder wrote with `describe`; None when there is nothing to read."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a FIFO would hang us
+            return None
         with path.open("rb", buffering=0) as handle:
             handle.seek(_TEXT_AT)
             return json.loads(handle.read())
