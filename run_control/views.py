@@ -139,7 +139,7 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None, sho
         view = _with_status(view, row, status, time.time() if now is None else now)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
     why = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
-    mine = () if view.ended else [item for item in short if item.run_id == row.run_id]
+    mine = [item for item in short if item.run_id == row.run_id and not view.ended]
     return dataclasses.replace(view, waits_for="; ".join(filter(None, (why, state_words.no_room(mine)))))
 
 
