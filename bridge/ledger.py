@@ -34,6 +34,7 @@ from bridge.ledger_rows import (
     vm_row,
 )
 from bridge.project import ProjectView
+from bridge.sqlite_faults import is_passing, not_now
 from bridgehead import names
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
 from bridgehead.names import Ack, FailureClass, RunState
@@ -47,7 +48,10 @@ class Ledger:
     """Safe from several threads and several processes. Times are seconds since 1970."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Open or create it. Raises VerificationError when the file is damaged or of another version."""
+        """Open or create it.
+
+        Raises VerificationError when the file is damaged or of another version, BridgeDownError when the disk is full.
+        """
         self._clock = clock
         self._lock = threading.RLock()
         self._durable = True  # what the connection is set to
@@ -58,6 +62,8 @@ class Ledger:
         try:
             self._db = _open(path)
         except sqlite3.DatabaseError as error:
+            if is_passing(error):
+                raise not_now(path, error) from None
             raise VerificationError(
                 f"the ledger {path.name} can't be read: {error}",
                 hint=f"move {path.name} away and empty {names.QUEUE_FILE}; what is in {names.IN_FOLDER}/ stays",
