@@ -38,7 +38,7 @@ from bridge.sqlite_faults import is_passing, not_now
 from bridgehead import names
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
 from bridgehead.names import Ack, FailureClass, RunState
-from bridgehead.records import AckRecord, Command, Heartbeat
+from bridgehead.records import AckRecord, Command, Heartbeat, StageSpec
 
 _BUSY_TIMEOUT_S = 15.0
 _ASLEEP_S = 10.0  # a longer pause between two sweeps: it was this machine that slept, not the VMs that were silent
@@ -122,6 +122,12 @@ class Ledger:
         with self._read() as db:
             rows = db.execute("SELECT * FROM notes ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
         return [Note(row["at"], row["line_number"], row["text"]) for row in reversed(rows)]
+
+    def spec_of(self, run_id: str) -> StageSpec | None:
+        """The stage as it was resolved when its line was taken, with what the run was pinned to."""
+        with self._read() as db:
+            row = db.execute("SELECT spec FROM commands WHERE run_id = ?", (run_id,)).fetchone()
+        return StageSpec.from_json(json.loads(row["spec"])) if row is not None and row["spec"] else None
 
     # --- what a VM says and hears -----------------------------------------------------------------
 
