@@ -95,12 +95,12 @@ _COLUMNS = ("provider", "instance", "gpu", "price_per_hour", "age", "source")
 
 def run_file(project: Project, name: str, words: list[str], *, dry_run: bool, wait: bool, as_json: bool) -> int:
     """`bridgehead run FILE.toml`."""
-    from run_control import cli_runs, launching
+    from run_control import cli_runs, spec_file
 
     if words:
         raise UsageError("a spec file says all of its run: nothing may stand beside it", hint=f"edit {name}")
     path = Path(name) if Path(name).is_absolute() or Path(name).is_file() else project.root / name
-    line, made = launching.line_of_file(project, path, keep=not dry_run)
+    line, made = spec_file.line_of_file(project, path, keep=not dry_run)
     if dry_run:
         return show_plan(line, made, as_json=as_json)
     if made.refusal is not None:

@@ -6,7 +6,6 @@ import dataclasses
 import sqlite3
 import urllib.parse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bridge.project import PinRequest
@@ -15,7 +14,7 @@ from bridgehead.errors import BridgeheadError, UsageError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, SPEC_KEY, UNPRICED_KEY, Verb, nearest, parse_overrides
 from bridgehead.records import StageSpec
-from run_control import pinning, plan, project_file, queue_writer, spec_file
+from run_control import pinning, plan, project_file, queue_writer
 from run_control.plan import Plan
 from run_control.project import Project
 from run_control.project_file import Whole
@@ -68,15 +67,6 @@ def newest_inputs(project: Project, spec: StageSpec) -> dict[str, str]:
     except (BridgeheadError, sqlite3.Error):
         return {}
     return {row.stage: row.run_id for row in rows if row.stage in spec.after}
-
-
-def line_of_file(project: Project, path: Path, *, keep: bool) -> tuple[str, Plan]:
-    """(queue line, plan) of a spec file; with `keep` its spec is stored for the line. Raises UsageError, OSError."""
-    whole = project_file.load_whole(project.root)
-    made = spec_file.plan_of(project, whole, path)
-    if made.refusal is not None or made.spec is None:
-        return f"{Verb.RUN}:{made.stage.name}", made
-    return line_of_spec(project, made, keep=keep), made
 
 
 def line_of_spec(project: Project, made: Plan, image: dict[str, Any] | None = None, *, keep: bool = True) -> str:

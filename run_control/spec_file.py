@@ -24,8 +24,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bridge.project import PinRequest
 from bridgehead.errors import UsageError
-from bridgehead.queue_lines import nearest
-from run_control import launching, plan, run_spec, toml_lines
+from bridgehead.queue_lines import Verb, nearest
+from run_control import launching, plan, project_file, run_spec, toml_lines
 from run_control.plan import Plan
 from run_control.project import Project
 from run_control.project_file import Whole
@@ -75,6 +75,15 @@ def read(path: Path) -> SpecFile:
         return SpecFile.model_validate(data)
     except ValidationError as error:
         raise _mistake(path.name, text, error) from None
+
+
+def line_of_file(project: Project, path: Path, *, keep: bool) -> tuple[str, Plan]:
+    """(queue line, plan) of a spec file; with `keep` its spec is stored for the line. Raises UsageError, OSError."""
+    whole = project_file.load_whole(project.root)
+    made = plan_of(project, whole, path)
+    if made.refusal is not None or made.spec is None:
+        return f"{Verb.RUN}:{made.stage.name}", made
+    return launching.line_of_spec(project, made, keep=keep), made
 
 
 def plan_of(project: Project, whole: Whole, path: Path) -> Plan:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ class Budgets:
         self._next_look: dict[str, float] = {}
         self._earlier_s: dict[tuple[str, int], float] = {}
         self._began: dict[tuple[str, int], float] = {}
+        self._saving: set[tuple[str, int]] = set()
 
-    def mind(self, run_dir: Path, command: Command, rules: VmRules) -> None:
+    def mind(self, run_dir: Path, command: Command, rules: Callable[[], VmRules]) -> None:
         """Save, wait until that is safe, stop. Does nothing for a run without a budget. Raises OSError."""
         budget_s = command.spec.pins.budget_s if command.spec is not None else 0.0
         now = time.monotonic()
@@ -41,10 +43,11 @@ class Budgets:
         self._next_look[command.run_id] = now + LOOK_EVERY_S
         if (run_dir / names.STOP_REQUEST).exists():
             return
-        left_s = budget_s - self.used_s(run_dir, command)
-        if left_s > time_to_save_s(run_dir, rules, budget_s):
+        left_s, key = budget_s - self.used_s(run_dir, command), (command.run_id, command.attempt)
+        if key not in self._saving and left_s > time_to_save_s(run_dir, rules(), budget_s):
             return
-        if not lifetime.handover(run_dir, command.attempt):
+        if key not in self._saving:  # the forced save itself may show that less time would have done
+            self._saving.add(key)
             line = f"--- its cap of {duration(budget_s)} of running is near: it saves, and then stops"
             files.append_line(run_dir / names.LOG, line, durable=False)
         lifetime.ask_to_save(run_dir, command.attempt)

@@ -111,7 +111,7 @@ class RunKeeper:
         if task.command.verb == Verb.RUN:
             self._mind_the_cap(task, run_dir)
             if task.phase is Phase.RUNNING:
-                self._budgets.mind(run_dir, task.command, lifetime.rules(self._home.record()))
+                self._budgets.mind(run_dir, task.command, lambda: lifetime.rules(self._home.record()))
         if task.phase is Phase.RUNNING:
             self._watch_running(task, run_dir)
         elif task.phase is Phase.LEAVING and run_folder.has_left(run_dir, task.command.attempt):

@@ -104,7 +104,7 @@ max_total = "3 CU"
 
 def test_a_spec_file_lies_over_its_stage(tmp_path: Path) -> None:
     project = _project(tmp_path, one=ARM)
-    line, made = launching.line_of_file(project, tmp_path / "one.toml", keep=True)
+    line, made = spec_file.line_of_file(project, tmp_path / "one.toml", keep=True)
     assert made.refusal is None and made.spec is not None
     assert made.spec.config == {"layers": 4} and made.spec.resources.max_total == "3 CU"
     assert made.spec.resources.max_hours == 3.0 and made.spec.tags == ("arm", "baseline")
@@ -131,7 +131,7 @@ def test_a_mistake_in_a_spec_file_names_file_line_and_key(case: str, tmp_path: P
     old, new, words, hint = FILE_MISTAKES[case]
     project = _project(tmp_path, one=ARM.replace(old, new, 1))
     with pytest.raises(UsageError, match=words) as caught:
-        _, made = launching.line_of_file(project, tmp_path / "one.toml", keep=False)
+        _, made = spec_file.line_of_file(project, tmp_path / "one.toml", keep=False)
         raise made.refusal or AssertionError("it was taken")
     assert hint in caught.value.hint
 
@@ -139,8 +139,8 @@ def test_a_mistake_in_a_spec_file_names_file_line_and_key(case: str, tmp_path: P
 def test_a_parent_that_is_a_file_is_there_by_the_id_of_its_spec(tmp_path: Path) -> None:
     child = 'stage = "train"\nparents = ["one.toml"]\n'
     project = _project(tmp_path, one=ARM, two=child)
-    _, parent = launching.line_of_file(project, tmp_path / "one.toml", keep=False)
-    _, made = launching.line_of_file(project, tmp_path / "two.toml", keep=False)
+    _, parent = spec_file.line_of_file(project, tmp_path / "one.toml", keep=False)
+    _, made = spec_file.line_of_file(project, tmp_path / "two.toml", keep=False)
     assert made.spec is not None and parent.spec is not None
     assert made.spec.parents == (f"spec:{parent.spec.id[:16]}",)
 
@@ -149,7 +149,7 @@ def test_a_circle_of_spec_files_is_named(tmp_path: Path) -> None:
     arms = {name: f'stage = "train"\nparents = ["{other}.toml"]\n' for name, other in (("a", "b"), ("b", "a"))}
     project = _project(tmp_path, **arms)
     with pytest.raises(UsageError, match="a circle: .*a.toml comes from .*b.toml comes from .*a.toml"):
-        launching.line_of_file(project, tmp_path / "a.toml", keep=False)
+        spec_file.line_of_file(project, tmp_path / "a.toml", keep=False)
 
 
 def test_a_file_that_is_not_there_or_no_text_is_said_so(tmp_path: Path) -> None:
