@@ -47,7 +47,8 @@ class ProjectView:
     tunnel: TunnelSpec = field(default_factory=TunnelSpec)
     allow_sh: bool = True  # whether sh: lines may run at all
     pairings_allow_sh: bool = True  # whether any VM is paired for them; not in the file, the bridge knows
-    prepare_pin: Callable[[], PinRun] | None = None  # slow: it hashes what the project's runs are of
+    # From the SHA-256 of what the bridge ships to what pins a run. Slow: it hashes what the project's runs are of.
+    prepare_pin: Callable[[str], PinRun] | None = None
     pin: PinRun | None = None  # what it gave; the bridge calls it before it takes lines
 
 

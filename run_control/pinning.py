@@ -23,15 +23,19 @@ _SIZE_MAX_BYTES = 2**20
 _RUN_ID = re.compile(r"[a-z][a-z0-9_-]*-\d{4,}-[0-9a-f]{6}\Z")
 
 
-def prepare(root: Path, whole: Whole) -> PinRun:
-    """What the bridge asks of each run: line that it takes. What is slow, hashing and git, is done here and kept."""
+def prepare(root: Path, whole: Whole, shipped_sha256: str = "") -> PinRun:
+    """What the bridge asks of each run: line that it takes. What is slow, hashing and git, is done here and kept.
+
+    `shipped_sha256`: of the archive that the bridge serves; "" for the one that this process would make.
+    """
     own = _own_code(root, whole)
+    shipped = Code(sha256=shipped_sha256, shipped=True) if shipped_sha256 else None
 
     def pin(request: PinRequest) -> Pinned:
         try:
             stored = load(root, request.spec_id) if request.spec_id else None
             wanted = stored.spec if stored is not None else None
-            spec = plan.make(root, whole, request, wanted=wanted, own_code=own).pinned()
+            spec = plan.make(root, whole, request, wanted=wanted, own_code=own, shipped=shipped).pinned()
             if stored is not None:
                 spec = dataclasses.replace(spec, pins=dataclasses.replace(spec.pins, image=stored.image))
         except UsageError:

@@ -83,17 +83,19 @@ def make(
     *,
     wanted: RunSpec | None = None,
     own_code: Callable[[], Code] | None = None,
+    shipped: Code | None = None,
     today: datetime.date | None = None,
 ) -> Plan:
     """The plan of one run: line. `wanted`: the stored spec that the line names, which the run has to be exactly.
 
-    `own_code`: what code_pin.own gives, where it was asked before. Never raises for what stands against the run: that
-    is a check of the plan.
+    `own_code`, `shipped`: what code_pin gives, where it was asked before. Never raises for what stands against the
+    run: that is a check of the plan.
     """
     stage = request.spec if wanted is None else stage_of(wanted, request.spec)
     limits = whole.limits.get(stage.name, StageLimits())
     checks: list[Check] = []
-    code = _code(stage, own_code or (lambda: code_pin.own(root)), checks)
+    ask = (lambda: shipped or code_pin.shipped()) if run_spec.is_shipped(stage.command) else own_code
+    code = _code(ask or (lambda: code_pin.own(root)), checks)
     data = _data(root, whole, stage, wanted.data.name if wanted is not None else limits.data, checks)
     unpriced = request.unpriced or (wanted.resources.unpriced if wanted is not None else "")
     earlier = history.before(root / names.IN_FOLDER, stage.name)
@@ -168,9 +170,9 @@ def stage_of(wanted: RunSpec, now: StageSpec) -> StageSpec:
 # --- parts of a plan --------------------------------------------------------------------------------------
 
 
-def _code(stage: StageSpec, own_code: Callable[[], Code], checks: list[Check]) -> Code | None:
+def _code(ask: Callable[[], Code], checks: list[Check]) -> Code | None:
     try:
-        found = code_pin.shipped() if run_spec.is_shipped(stage.command) else own_code()
+        found = ask()
     except UsageError as error:
         checks.append(Check("code", REFUSE, f"it can't be pinned: {error.message}", error.hint))
         return None

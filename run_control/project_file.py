@@ -79,16 +79,16 @@ def load_whole(root: Path) -> Whole:
         vm=parsed.vm.rules(parsed.project),
         tunnel=tunnel,
         allow_sh=parsed.project.allow_sh,
-        prepare_pin=lambda: _pinner(root, whole),
+        prepare_pin=lambda shipped_sha256: _pinner(root, whole, shipped_sha256),
     )
     whole = Whole(view, parsed.money, parsed.data, limits)
     return whole
 
 
-def _pinner(root: Path, whole: Whole) -> PinRun:
+def _pinner(root: Path, whole: Whole, shipped_sha256: str) -> PinRun:
     from run_control import pinning  # it needs this module
 
-    return pinning.prepare(root, whole)
+    return pinning.prepare(root, whole, shipped_sha256)
 
 
 def loader(root: Path) -> LoadProject:

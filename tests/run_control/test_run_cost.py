@@ -7,12 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from project_support import NOW, Seeded
+from project_support import NOW, VM, Seeded
 
 from bridgehead import files, names
 from bridgehead.names import Ack
-from bridgehead.records import Pins, StageSpec, Status
-from run_control import run_cost, views
+from bridgehead.records import Heartbeat, Pins, StageSpec, Status
+from run_control import money_view, run_cost, views
 
 HOUR_S = 3600.0
 PINS = Pins(rate="2 CU", estimate="8 CU", budget_s=4 * HOUR_S, spec={"resources": {"max_total": "8 CU"}})
@@ -88,3 +88,29 @@ def test_status_shows_a_stalled_run_as_stalled_and_not_as_dead(seeded: Seeded) -
     assert view.state == "running" and view.stalled_s == 1000.0 and view.waits_for.startswith("stalled:")
     [view] = views.runs(seeded.project, now=NOW - 995)
     assert view.stalled_s is None and view.waits_for == ""
+
+
+MONEY = '\n[money]\nprovider = "lab"\nprice_per_hour = "2 USD"\nbalance = "10 USD"\n'
+
+
+def test_the_project_pays_for_vms_and_not_for_runs(seeded: Seeded) -> None:
+    seeded.ledger.heartbeat(Heartbeat("vm-paid", "boot", NOW, started=NOW - 2 * HOUR_S))
+    seeded.ledger.heartbeat(Heartbeat("vm-here", "boot", NOW, started=NOW - 9 * HOUR_S))
+    (seeded.project.vms / "vm-here").mkdir(parents=True)
+    (seeded.project.vms / VM).mkdir()
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id)
+
+    def cost() -> dict[str, Any] | None:
+        return money_view.cost(
+            seeded.project, views.runs(seeded.project, now=NOW), views.vms(seeded.project, now=NOW), NOW
+        )
+
+    assert cost() is None  # the project says nothing about money
+    seeded.project.file.write_text(seeded.project.file.read_text() + MONEY)
+    found = cost()
+    assert found is not None
+    assert (found["spent"], found["burn_per_h"], found["unit"], found["balance"]) == (4.0, 2.0, "USD", 10.0)
+    assert found["dry_at"] == NOW + 3 * HOUR_S
+    assert found["finish"] == pytest.approx([2.0 * 30 / HOUR_S] * 2)
