@@ -42,6 +42,8 @@ def prepare(root: Path, whole: Whole, shipped_sha256: str = "") -> PinRun:
             raise
         except BridgeheadError as error:
             raise UsageError(error.message, hint=error.hint) from None
+        except (OSError, LookupError, ArithmeticError) as error:  # else the lines after this one would wait for ever
+            raise UsageError(f"it can't be pinned: {type(error).__name__}: {error}") from None
         return Pinned(spec, inputs_of(wanted) if wanted is not None else request.inputs)
 
     return pin
@@ -58,8 +60,8 @@ def _own_code(root: Path, whole: Whole) -> Callable[[], Code]:
         return lambda: code_pin.own(root)
     try:
         code = code_pin.own(root)
-    except UsageError as caught:
-        error = caught  # told for each line that it concerns
+    except (UsageError, OSError) as caught:  # told for each line that it concerns
+        error = caught if isinstance(caught, UsageError) else UsageError(f"its files can't be read: {caught}")
 
         def refuse() -> Code:
             raise error

@@ -18,6 +18,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from bridgehead import names
 from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import nearest
 from run_control import money
@@ -157,7 +158,7 @@ def quote(terms: Terms, rows: Sequence[Row], *, gpu_memory_gb: float = 0.0, toda
     The dearest, since a notebook provider chooses the shape: a cap has to hold for each that may come.
     """
     if terms.price_per_hour is not None:
-        return Quote(terms.price_per_hour, "bridgehead.toml", "", "as the project file states it")
+        return Quote(terms.price_per_hour, names.PROJECT_FILE, "", "as the project file states it")
     if not terms.provider:
         return Quote(Unpriced("the project names no provider ([money] provider)", settled=not terms.stated))
     if terms.provider == LOCAL:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bridgehead import files, names
 from bridgehead.errors import UsageError
-from bridgehead.records import ProcessRecord
+from bridgehead.records import ProcessRecord, Status
 
 _INTERVALS = 32  # of the newest progress; their median is what is usual
 
@@ -37,6 +37,12 @@ def started(run_dir: Path) -> float:
         return ProcessRecord.from_json(files.read_json(run_dir / names.PROCESS)).started
     except UsageError:
         return 0.0
+
+
+def running_s(status: Status, now: float) -> float:
+    """Whole seconds that a run on this VM has been running, over all its attempts."""
+    here_s = max(0.0, (status.ended or now) - status.started) if status.started > 0 else 0.0
+    return round(status.earlier_s + here_s)
 
 
 def usual_interval_s(progress: list[dict[str, Any]]) -> float:
