@@ -31,9 +31,10 @@ from bridge.ledger_rows import (
     vm_row,
 )
 from bridge.project import ProjectView
+from bridge.sqlite_faults import is_passing, not_now
 from bridgehead import names
 from bridgehead.errors import NotFoundError, SupersededError, VerificationError
-from bridgehead.records import AckRecord, Command, Heartbeat
+from bridgehead.records import AckRecord, Command, Heartbeat, StageSpec
 
 _BUSY_TIMEOUT_S = 15.0
 _ASLEEP_S = 10.0  # a longer pause between two sweeps: it was this machine that slept, not the VMs that were silent
@@ -43,7 +44,10 @@ class Ledger:
     """Safe from several threads and several processes. Times are seconds since 1970."""
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
-        """Open or create it. Raises VerificationError when the file is damaged or of another version."""
+        """Open or create it.
+
+        Raises VerificationError when the file is damaged or of another version, BridgeDownError when the disk is full.
+        """
         self._clock = clock
         self._lock = threading.RLock()
         self._durable = True  # what the connection is set to
@@ -54,6 +58,8 @@ class Ledger:
         try:
             self._db = _open(path)
         except sqlite3.DatabaseError as error:
+            if is_passing(error):
+                raise not_now(path, error) from None
             raise VerificationError(
                 f"the ledger {path.name} can't be read: {error}",
                 hint=f"move {path.name} away and empty {names.QUEUE_FILE}; what is in {names.IN_FOLDER}/ stays",
@@ -112,6 +118,12 @@ class Ledger:
         with self._read() as db:
             rows = db.execute("SELECT * FROM notes ORDER BY number DESC LIMIT ?", (limit,)).fetchall()
         return [Note(row["at"], row["line_number"], row["text"]) for row in reversed(rows)]
+
+    def spec_of(self, run_id: str) -> StageSpec | None:
+        """The stage as it was resolved when its line was taken, with what the run was pinned to."""
+        with self._read() as db:
+            row = db.execute("SELECT spec FROM commands WHERE run_id = ?", (run_id,)).fetchone()
+        return StageSpec.from_json(json.loads(row["spec"])) if row is not None and row["spec"] else None
 
     # --- what a VM says and hears -----------------------------------------------------------------
 

@@ -6,17 +6,18 @@ import dataclasses
 import hashlib
 import json
 import sqlite3
+import urllib.parse
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from bridge import ledger_claims, ledger_keys
 from bridge.ledger_rows import ENDED, REJECTED, VmState, fail_orphans, next_delivery
-from bridge.project import ProjectView
+from bridge.project import PinRequest, ProjectView
 from bridgehead import names
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import Allow, FailureClass, RunState
-from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, QueueLine, Verb, nearest, parse_line
+from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, SPEC_KEY, UNPRICED_KEY, QueueLine, Verb, nearest, parse_line
 from bridgehead.records import StageSpec
 
 _NOT_ENDED = f"state NOT IN ({', '.join(repr(state) for state in sorted(ENDED))})"
@@ -126,7 +127,13 @@ def _run(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draf
     stage = line.argument
     if stage not in project.stages:
         raise UsageError(f"unknown stage {stage!r}", hint=nearest(stage, project.stages))
-    spec = _with_overrides(db, project.stages[stage], line.overrides)
+    overrides = dict(line.overrides)
+    spec_id, unpriced = _text(overrides, SPEC_KEY), urllib.parse.unquote(_text(overrides, UNPRICED_KEY))
+    if spec_id and (overrides or unpriced):
+        raise UsageError(
+            f"{SPEC_KEY}= says all of the run: nothing may stand beside it", hint=f"run:{stage} {SPEC_KEY}=ID"
+        )
+    spec = _with_overrides(db, project.stages[stage], overrides)
     inputs = {}
     for earlier in spec.after:
         row = db.execute(
@@ -137,7 +144,28 @@ def _run(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draf
         if row is None:
             raise UsageError(f"{stage} comes after {earlier}, which is not queued", hint=f"add run:{earlier} first")
         inputs[earlier] = row["run_id"]
+    if project.pin is not None:
+        pinned = project.pin(PinRequest(spec, inputs, spec_id, unpriced))
+        spec, inputs = pinned.spec, pinned.inputs
+        _check_parents(db, inputs.values())
+    elif spec_id:
+        raise UsageError(f"{SPEC_KEY}= needs a bridge that knows run specs", hint="bridgehead down, then up")
     return _Draft(argument=stage, stage=stage, spec=spec, inputs=inputs)
+
+
+def _check_parents(db: sqlite3.Connection, run_ids: Iterable[str]) -> None:
+    """A stored spec may name a run that another ledger had. Raises UsageError."""
+    for run_id in run_ids:
+        if db.execute("SELECT 1 FROM commands WHERE run_id = ?", (run_id,)).fetchone() is None:
+            raise UsageError(f"its parent {run_id} is not known here", hint=nearest(run_id, _known(db)))
+
+
+def _text(overrides: dict[str, object], key: str) -> str:
+    """Take it out. 12 and 1e3 read as JSON, and an id may look like that."""
+    value = overrides.pop(key, "")
+    if not isinstance(value, str):
+        raise UsageError(f"{key}= takes text; {value!r} reads as something else", hint=f'{key}="…" with quotes')
+    return value
 
 
 def _shell(db: sqlite3.Connection, line: QueueLine, project: ProjectView) -> _Draft:

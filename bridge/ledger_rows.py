@@ -80,6 +80,7 @@ class CommandRow:
     reason: str
     created: float
     updated: float
+    spec: str = ""  # JSON of its StageSpec; read by whoever wants it, since most do not
     inputs: dict[str, str] = field(default_factory=dict)
     family: str = ""  # the pairing whose VMs alone may have it; empty: any
 

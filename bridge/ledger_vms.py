@@ -183,7 +183,15 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
         db.execute(
             "UPDATE commands SET state = ?, reason = ?, updated = ?"
             " WHERE target_vm = ? AND vm_id = '' AND verb IN (?, ?) AND state = ?",
-            (RunState.FAILED, f"was meant for {vm_id}, which is {state}: {why}", now, vm_id, Verb.SH, Verb.SYNC, RunState.QUEUED),
+            (
+                RunState.FAILED,
+                f"was meant for {vm_id}, which is {state}: {why}",
+                now,
+                vm_id,
+                Verb.SH,
+                Verb.SYNC,
+                RunState.QUEUED,
+            ),
         )
     fail_orphans(db, now)
 

@@ -10,6 +10,28 @@ from bridgehead.records import StageSpec, StoreSpec, VmRules
 
 
 @dataclass(frozen=True)
+class PinRequest:
+    """A run: line as the ledger has resolved it. `spec_id`: of a run spec that it names; `unpriced`: its reason."""
+
+    spec: StageSpec
+    inputs: dict[str, str]
+    spec_id: str = ""
+    unpriced: str = ""
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """The stage with its pins in it, and the runs whose outputs it gets."""
+
+    spec: StageSpec
+    inputs: dict[str, str]
+
+
+# Raises UsageError when the run must not start: no price, over a cap, other data, code that can't be read.
+PinRun = Callable[[PinRequest], Pinned]
+
+
+@dataclass(frozen=True)
 class ProjectView:
     """A loaded project file, resolved."""
 
@@ -25,6 +47,9 @@ class ProjectView:
     tunnel: TunnelSpec = field(default_factory=TunnelSpec)
     allow_sh: bool = True  # whether sh: lines may run at all
     pairings_allow_sh: bool = True  # whether any VM is paired for them; not in the file, the bridge knows
+    # From the SHA-256 of what the bridge ships to what pins a run. Slow: it hashes what the project's runs are of.
+    prepare_pin: Callable[[str], PinRun] | None = None
+    pin: PinRun | None = None  # what it gave; the bridge calls it before it takes lines
 
 
 LoadProject = Callable[[], ProjectView]  # raises ProjectError when the file has a mistake

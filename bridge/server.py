@@ -148,8 +148,10 @@ class Bridge:
             self._feed.drain()
 
     def _load_for_queue(self) -> ProjectView:
-        """The project, and whether any pairing runs shell commands."""
-        return dataclasses.replace(self.settings.load_project(), pairings_allow_sh=self.keys.shell_allowed())
+        """The project, whether any pairing runs shell commands, and what its runs are pinned to as of now."""
+        view = self.settings.load_project()
+        pin = view.prepare_pin(self.boot_sha256) if view.prepare_pin is not None else None
+        return dataclasses.replace(view, pairings_allow_sh=self.keys.shell_allowed(), pin=pin)
 
     def _open_parts(self, stack: contextlib.AsyncExitStack) -> Parts:
         root = self.settings.root

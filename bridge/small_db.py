@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from bridge.sqlite_faults import is_passing, not_now
 from bridgehead.errors import VerificationError
 
 log = logging.getLogger(__name__)
@@ -39,6 +40,8 @@ class SmallDb:
         try:
             self._db = _open(path, schema)
         except sqlite3.DatabaseError as error:
+            if is_passing(error):
+                raise not_now(path, error) from None
             log.warning("%s is damaged (%s) and made anew", path.name, error)
             for suffix in ("", "-wal", "-shm"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)

@@ -26,6 +26,7 @@ from typing import Final
 from bridge import growing, log_rotation
 from bridge.disk_writes import WRITE_BACK_BYTES, append, start_write_back, write_all
 from bridge.small_db import VERSION, check_version
+from bridge.sqlite_faults import is_passing, not_now
 from bridge.targets import check_spelling, prepare_target
 from bridgehead import files
 from bridgehead.errors import NotFoundError, SupersededError, UsageError, VerificationError
@@ -137,6 +138,8 @@ class UploadStore:
         try:
             self._db = _connect(database)
         except sqlite3.DatabaseError as error:
+            if is_passing(error):
+                raise not_now(database, error) from None
             raise VerificationError(
                 f"{database} is damaged ({error})",
                 hint="move it and its -wal and -shm away and start again; a log that still grows is sent anew",

@@ -60,6 +60,8 @@ CLASSIFIER_WEIGHTS: Final = "classifier.pt"
 MODEL_ONNX: Final = "model.onnx"
 BUNDLE_RECORD: Final = "bundle.json"
 BUNDLE_MANIFEST: Final = "MANIFEST.sha256"
+POOL_RECORD: Final = "pool.json"  # in a pool's folder: its fingerprint, its files
+HELD_OUT_SUBJECTS: Final = (9, 10)  # of the clips: nobody trains on them, the gate alone sees them
 
 # --- project folder (laptop) ---------------------------------------------------------------
 PROJECT_FILE: Final = "bridgehead.toml"
@@ -71,6 +73,7 @@ KEYS_FILE: Final = "keys.json"
 AUDIT_FILE: Final = "audit.jsonl"  # what was commanded, by whom, and what came of it; older ones: audit-1.jsonl …
 BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
 BRIDGE_LOG: Final = "bridge.log"
+SPECS_FOLDER: Final = "specs"  # <first 16 of its id>.json: run specs that queue lines name
 UPLOADS_PAUSED: Final = "uploads_paused"  # exists while artefacts are not to be sent to this laptop
 ADDRESS: Final = "address.json"  # laptop: the newest address and its number; VM, in state/: the newest one it was told
 

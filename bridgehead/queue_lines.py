@@ -1,7 +1,8 @@
 """The grammar of a line of queue.txt.
 
 line     = [ "@" vm " " ] verb ":" argument          # "#" starts a comment, blank lines are free
-run:STAGE [resume=RUN [allow=code,config,pool]] [key=value …]     sh:BASE64     stop:STAGE-or-RUN     sync:
+run:STAGE [resume=RUN [allow=code,config,pool]] [unpriced=WHY] [key=value …]     run:STAGE spec=ID
+sh:BASE64     stop:STAGE-or-RUN     sync:
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ NESTING_MAX = 20
 NEAREST_MAX = 8
 RESUME_KEY = "resume"  # run: begin at the newest checkpoint of that run
 ALLOW_KEY = "allow"  # run: what may differ from what that checkpoint was made with
+SPEC_KEY = "spec"  # run: the beginning of a run spec's id; it says all, so that nothing may stand beside it
+UNPRICED_KEY = "unpriced"  # run: why it may start although its price is not known, percent-encoded
 STAGE_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}\Z")
 _VM = re.compile(r"@([A-Za-z0-9][A-Za-z0-9_-]{0,63})\s+(.*)\Z", re.S)
 _KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,63}\Z")

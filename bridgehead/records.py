@@ -56,6 +56,23 @@ class Needs(Record):
 
 
 @dataclass(frozen=True)
+class Pins(Record):
+    """What a run was pinned to when its line was taken; all empty: nothing was. Prices are text: `1.07 CU`."""
+
+    spec_id: str = ""  # hex SHA-256 of `spec` in its canonical form
+    spec: dict[str, Any] = field(default_factory=dict)  # run_control/run_spec.py: RunSpec
+    exact: bool = False  # it does not start with other code than `spec` names
+    rate: str = ""  # of an hour; "" when it is not known
+    unpriced: str = ""  # why it is not
+    price_from: str = ""  # source and age of the rate
+    estimate: str = ""  # of the whole run, as it was queued
+    budget_s: float = 0.0  # of running, over all attempts: what its caps allow; 0: no cap
+    image: dict[str, Any] = field(default_factory=dict)  # where its like ran before; another one is told
+    stored_gb: float = 0.0  # of all checkpoints that are kept, in 10^9 bytes; 0: not known
+    exports: bool = False  # a stage that exports comes after it: what that takes is looked for now
+
+
+@dataclass(frozen=True)
 class StageSpec(Record):
     """One stage of bridgehead.toml, resolved: what a VM needs to know to run it."""
 
@@ -72,6 +89,7 @@ class StageSpec(Record):
     retries: int = 2  # of one attempt, after a death that nobody here caused
     resume_from: str = ""  # a run of the same stage: begin at its newest checkpoint
     allow: list[str] = field(default_factory=list)  # names.Allow: what may differ from the checkpoint's own
+    pins: Pins = field(default_factory=Pins)
 
 
 @dataclass(frozen=True)
@@ -190,6 +208,11 @@ class Status(Record):
     updated: float = 0.0
     levels: dict[str, Any] = field(default_factory=dict)  # CheckpointLevel -> CheckpointInfo of the newest that high
     saved_at: float = 0.0  # what was done since then would be lost with the VM right now; 0: all of it
+    started: float = 0.0  # when this attempt's first process began; 0: it has not
+    ended: float = 0.0  # when this attempt ended
+    earlier_s: float = 0.0  # of running, in the attempts before this one
+    progress_at: float = 0.0  # the newest word of progress
+    interval_s: float = 0.0  # what is usual between two of them; 0: not known yet
 
     def line(self) -> str:
         """status.txt: the same in one line for `cat` and `watch`; ages are as of `updated`."""

@@ -109,6 +109,7 @@ class Run:
             declared.meta()
         except (TypeError, ValueError) as error:
             raise UsageError(f"the declared config must be plain JSON: {error}") from None
+        self._refuse_other_data(pool)
         self._identity = declared
 
     def latest_checkpoint(self, must_match: Mapping[str, object] | None = None) -> Checkpoint | None:
@@ -342,6 +343,18 @@ class Run:
             raise CheckpointRefused(
                 f"there is no checkpoint of {self.record.spec.resume_from} to begin at",
                 hint="queue the stage without resume= to start from the beginning",
+            )
+
+    def _refuse_other_data(self, pool: str) -> None:
+        """Where the run was pinned to a pool by its fingerprint alone, the stage is the one that can compare it."""
+        data = self.record.spec.pins.spec.get("data")
+        wanted = (
+            data.get("fingerprint") if isinstance(data, dict) and not (data.get("path") or data.get("vm_path")) else ""
+        )
+        if pool and wanted and pool != wanted:
+            raise CheckpointRefused(
+                f"the data is another than the run was pinned to: {pool[:16]}… and not {str(wanted)[:16]}…",
+                hint=f"bring the right one, or write the new fingerprint into {names.PROJECT_FILE}",
             )
 
     def _refuse_strangers(self, found: Checkpoint, must_match: Mapping[str, object]) -> list[str]:

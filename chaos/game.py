@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import names
+from bridgehead.errors import BridgeDownError
 from chaos import judge, workload, world
 from chaos.attendant import Attendant
 from chaos.fault import Fault, Missed
@@ -214,7 +215,10 @@ class _Round:
         self._attendant.step()
         if time.monotonic() - self._looked_at > _LOOK_AT_LAPTOP_S:
             self._looked_at = time.monotonic()
-            self._views = self.world.runs()
+            with contextlib.suppress(
+                BridgeDownError
+            ):  # a full disk, and no bridge that has it open
+                self._views = self.world.runs()
             self._confirmed.look(self._views)
             self._time_recovery()
 

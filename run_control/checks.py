@@ -6,11 +6,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 PASS, WARN, FAIL = "pass", "warn", "fail"
+REFUSE = "refuse"  # of a plan: the run does not start
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding: `state` is pass, warn or fail; `hint` is what to do about it."""
+    """One finding: `state` is pass, warn, fail or refuse; `hint` is what to do about it."""
 
     name: str
     state: str

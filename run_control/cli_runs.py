@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,7 +23,6 @@ from run_control.cli_support import (
 )
 
 if TYPE_CHECKING:
-    from bridgehead.records import StageSpec
     from run_control.project import Project
     from run_control.queueing import Queued
     from run_control.views import RunView
@@ -109,27 +108,30 @@ def run(
     allow_config: Annotated[bool, typer.Option("--allow-config", help="… of another config.")] = False,
     allow_pool: Annotated[bool, typer.Option("--allow-pool", help="… of another pool of data.")] = False,
     vm: VmOption = "",
+    unpriced: Annotated[str, typer.Option("--unpriced", metavar="WHY", help="Start it without a known price.")] = "",
     wait: WaitFlag = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the resolved stage; queue nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show spec, price and checks; queue nothing.")] = False,
     json: JsonFlag = False,
     project: ProjectFlag = None,
 ) -> int:
-    """Add run:STAGE to queue.txt."""
-    from bridgehead.queue_lines import nearest
-    from run_control import project_file, queue_writer
+    """Add run:STAGE to queue.txt. STAGE may be a spec file, such as arms/one.toml."""
+    from run_control import cli_specs, launching, project_file, queue_writer, spec_file
 
     found = project_of(context, project)
-    stages = project_file.load(found.root).stages
-    if stage not in stages:
-        raise UsageError(f"no stage {stage!r} in {names.PROJECT_FILE}", hint=nearest(stage, stages))
+    if stage.endswith(spec_file.SUFFIX):
+        return cli_specs.run_file(found, stage, words or [], dry_run=dry_run, wait=wait, as_json=json)
+    whole = project_file.load_whole(found.root)
     allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
     more = words or []
     given = [*_resume_words(resume, [word for word, allow in allowed.items() if allow], more), *more]
+    given += [launching.unpriced_word(unpriced)] if unpriced else []
+    launching.request_of(found, whole, stage, given)
     line = queue_writer.run_line(stage, given, vm)
     if dry_run:
-        spec = _resolved(stages[stage], given)
-        return emit({"line": line, "spec": spec}, as_json=json, show=lambda: _show_spec(line, spec))
-    return _submit(found, line, wait=wait, as_json=json)
+        return cli_specs.show_plan(line, launching.plan_line(found, stage, given), as_json=json)
+    if launching.has_settings(whole) and (refusal := launching.plan_line(found, stage, given).refusal) is not None:
+        raise refusal
+    return submit(found, line, wait=wait, as_json=json)
 
 
 def sh(
@@ -144,7 +146,7 @@ def sh(
     from run_control import queue_writer
 
     text = words[0] if len(words) == 1 else shlex.join(words)
-    return _submit(project_of(context, project), queue_writer.shell_line(text, vm), wait=wait, as_json=json)
+    return submit(project_of(context, project), queue_writer.shell_line(text, vm), wait=wait, as_json=json)
 
 
 def stop(context: typer.Context, run: RunArgument, json: JsonFlag = False, project: ProjectFlag = None) -> int:
@@ -159,7 +161,7 @@ def stop(context: typer.Context, run: RunArgument, json: JsonFlag = False, proje
             as_json=json,
             show=lambda: say(f"{view.run_id} has ended already: {view.state}"),
         )
-    return _submit(found, queue_writer.stop_line(view.run_id), wait=False, as_json=json)
+    return submit(found, queue_writer.stop_line(view.run_id), wait=False, as_json=json)
 
 
 def wait(
@@ -246,7 +248,8 @@ def queue(
     return emit({"commands": commands, "notes": notes}, as_json=json, show=show)
 
 
-def _submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
+def submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
+    """Append the line, say what the bridge made of it, and with `wait` stay until its run has ended."""
     from run_control import bridge_control, queueing
 
     queued = queueing.submit(project, line)
@@ -319,18 +322,6 @@ def _resume_words(resume: str, allowed: list[names.Allow], more: list[str]) -> l
     return [*words, f"{ALLOW_KEY}={','.join(allowed)}"] if allowed else words
 
 
-def _resolved(stage: StageSpec, words: list[str]) -> dict[str, Any]:
-    """The stage as the ledger would have it; a RUN to begin at stays as it was typed."""
-    from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, parse_overrides
-
-    spec, overrides = stage.to_json(), parse_overrides(words)
-    spec["resume_from"] = str(overrides.pop(RESUME_KEY, stage.resume_from))
-    if ALLOW_KEY in overrides:
-        spec["allow"] = str(overrides.pop(ALLOW_KEY)).split(",")
-    spec["config"] = {**spec["config"], **overrides}
-    return spec
-
-
 def _show_queued(project: Project, queued: Queued) -> None:
     from run_control import bridge_control
 
@@ -357,13 +348,6 @@ def _show_run(view: RunView) -> None:
     for name, value in more:
         if value not in (None, ""):
             say(f"{name}: {value}")
-
-
-def _show_spec(line: str, spec: dict[str, Any]) -> None:
-    say(line)
-    for key, value in spec.items():
-        if key != "v":
-            say(f"  {key}: {value}")
 
 
 def _show_lines(lines: list[str]) -> None:

@@ -12,8 +12,16 @@ from pathlib import Path
 from bridge.tunnels.spec import TunnelSpec
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, BridgeheadError, ProjectError, VerificationError
-from run_control import bridge_control, doctor_tunnels, payload_words, private_files, project, project_file
-from run_control.checks import FAIL, PASS, WARN, Check
+from run_control import (
+    bridge_control,
+    doctor_tunnels,
+    payload_words,
+    preflight,
+    private_files,
+    project,
+    project_file,
+)
+from run_control.checks import FAIL, PASS, REFUSE, WARN, Check
 from run_control.project import Project
 
 _DISK_FAIL_BYTES = 2**28
@@ -32,8 +40,17 @@ def examine(folder: Path | None) -> list[Check]:
             root / names.IN_FOLDER if (root / names.IN_FOLDER).is_dir() else root
         ),  # it may be a disk of its own
         *_check_tunnels(folder),
+        *_preflight(folder),
         _check_local_runtime(),
     ]
+
+
+def _preflight(folder: Path | None) -> list[Check]:
+    """What of a launch can be looked at without a VM."""
+    try:
+        return preflight.examine(project.find(folder))
+    except ProjectError:
+        return []
 
 
 def _about_project(folder: Path | None) -> tuple[list[Check], Path]:
@@ -130,7 +147,7 @@ def _check_local_runtime() -> Check:
 
 def worst(checks: list[Check]) -> BridgeheadError | None:
     """The error to end with when a check failed."""
-    failed = [check for check in checks if check.state == FAIL]
+    failed = [check for check in checks if check.state in (FAIL, REFUSE)]
     if not failed:
         return None
     return VerificationError(f"{failed[0].name}: {failed[0].text}", hint=failed[0].hint)

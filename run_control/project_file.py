@@ -7,18 +7,20 @@ import json
 import re
 import shlex
 import tomllib
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bridge.project import LoadProject, ProjectView
+from bridge.project import LoadProject, PinRun, ProjectView
 from bridgehead import names
-from bridgehead.errors import ProjectError
+from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
 from run_control import toml_lines, tunnel_table
+from run_control.spec_tables import DataTable, MoneyTable, StageLimits
 from run_control.tunnel_table import TunnelTable
 
 SHELL_STAGE = "sh"  # the stage name that sh: lines run under
@@ -26,8 +28,23 @@ _PROJECT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _SIZE_MAX_BYTES = 2**20
 
 
+@dataclass(frozen=True)
+class Whole:
+    """All of the file: what the bridge has to know, and what is run_control's own."""
+
+    view: ProjectView
+    money: MoneyTable = field(default_factory=MoneyTable)
+    data: dict[str, DataTable] = field(default_factory=dict)
+    limits: dict[str, StageLimits] = field(default_factory=dict)  # by stage
+
+
 def load(root: Path) -> ProjectView:
     """Read <root>/bridgehead.toml. Raises ProjectError."""
+    return load_whole(root).view
+
+
+def load_whole(root: Path) -> Whole:
+    """The same with what runs may cost and what data they are of. Raises ProjectError."""
     path = root / names.PROJECT_FILE
     text = _read(path)
     try:
@@ -40,12 +57,17 @@ def load(root: Path) -> ProjectView:
         raise _mistake(path.name, text, error) from None
     _check_vm(path.name, text, parsed.vm)
     _check_stages(path.name, text, parsed.stages)
+    _check_limits(path.name, text, parsed)
     tunnel = parsed.tunnel.spec(root)
     unsafe = tunnel_table.unsafe_token(tunnel, root)
     if unsafe:
         line = toml_lines.line_of(text, ["tunnel", "token_file"])
         raise ProjectError(f"{path.name}:{line}: tunnel.token_file: {unsafe}")
-    return ProjectView(
+    limits = {
+        name: StageLimits(**stage.model_dump(include=set(StageLimits.model_fields)))
+        for name, stage in parsed.stages.items()
+    }
+    view = ProjectView(
         name=parsed.project.name,
         stages={name: stage.spec(name) for name, stage in parsed.stages.items()},
         payload_include=parsed.payload.include,
@@ -57,7 +79,16 @@ def load(root: Path) -> ProjectView:
         vm=parsed.vm.rules(parsed.project),
         tunnel=tunnel,
         allow_sh=parsed.project.allow_sh,
+        prepare_pin=lambda shipped_sha256: _pinner(root, whole, shipped_sha256),
     )
+    whole = Whole(view, parsed.money, parsed.data, limits)
+    return whole
+
+
+def _pinner(root: Path, whole: Whole, shipped_sha256: str) -> PinRun:
+    from run_control import pinning  # it needs this module
+
+    return pinning.prepare(root, whole, shipped_sha256)
 
 
 def loader(root: Path) -> LoadProject:
@@ -202,7 +233,7 @@ class _Store(_Table):
         return self
 
 
-class _Stage(_Table):
+class _Stage(StageLimits):
     command: Annotated[str, AfterValidator(_command)]
     after: list[str] = Field(default_factory=list)
     gpu_memory_gb: Annotated[float, Field(ge=0, le=10_000)] = 0.0
@@ -238,6 +269,8 @@ class _File(_Table):
     vm: _Vm = Field(default_factory=_Vm)
     store: _Store = Field(default_factory=_Store)
     tunnel: TunnelTable = Field(default_factory=TunnelTable)
+    money: MoneyTable = Field(default_factory=MoneyTable)
+    data: dict[str, DataTable] = Field(default_factory=dict)
     stages: dict[str, _Stage] = Field(default_factory=dict)
 
 
@@ -297,6 +330,8 @@ def _allowed_keys(table: list[str]) -> list[str]:
         "vm": _Vm,
         "store": _Store,
         "tunnel": TunnelTable,
+        "money": MoneyTable,
+        "data": DataTable,
         "stages": _Stage,
     }
     model = models.get(table[0], _File) if table else _File
@@ -314,6 +349,21 @@ def _check_vm(file_name: str, text: str, vm: _Vm) -> None:
         f" {vm.save_before_cap_s:g} s before its end{'' if given else ' (the default of save_before_cap_s)'}",
         hint=f"a larger cap_h (hours), or save_before_cap_s of at most half of that life: {cap_s / 2:g}",
     )
+
+
+def _check_limits(file_name: str, text: str, parsed: _File) -> None:
+    """Units are one for a stage and the project, and a stage's data is a table that is there."""
+    for name, stage in parsed.stages.items():
+        if stage.data and stage.data not in parsed.data:
+            line = toml_lines.line_of(text, ["stages", name, "data"])
+            raise ProjectError(
+                f"{file_name}:{line}: stages.{name}.data: no [data.{stage.data}]", hint=nearest(stage.data, parsed.data)
+            )
+        try:
+            parsed.money.terms(stage)
+        except UsageError as error:
+            line = toml_lines.line_of(text, ["stages", name, "max_total" if stage.max_total else "max_price_per_hour"])
+            raise ProjectError(f"{file_name}:{line}: stages.{name}: {error.message}", hint=error.hint) from None
 
 
 def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:

@@ -15,7 +15,7 @@ from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import CheckpointInfo, Status, duration
-from run_control import state_words
+from run_control import run_cost, state_words
 from run_control.project import Project
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bridge.ledger_room import Shortage
 
 RUN_VERBS = (Verb.RUN, Verb.SH)
-RUN_HEADERS = ("RUN", "STATE", "PROGRESS", "METRICS", "ETA", "CHECKPOINT", "AT RISK", "VM")
+RUN_HEADERS = ("RUN", "STATE", "PROGRESS", "METRICS", "ETA", "CHECKPOINT", "AT RISK", "COST", "VM")
 VM_HEADERS = ("VM", "STATE", "SEEN", "MEMORY FREE", "DISK FREE", "GPU", "STORE")
 COMMAND_HEADERS = ("#", "STATE", "LINE", "RUN", "WHY")
 
@@ -59,6 +59,8 @@ class RunView:
     status_age_s: float | None = None
     vm_state: str = ""  # its VM's own word on this attempt
     waits_for: str = ""  # why it stands still, and what to do about it; empty while it works or has ended
+    cost: dict[str, Any] | None = None  # see run_cost.of; None where the project says nothing about money
+    stalled_s: float | None = None  # so long without progress, many times what is usual; None: it is not stalled
 
     @property
     def ended(self) -> bool:
@@ -83,6 +85,7 @@ class RunView:
             duration(self.eta_s) if self.eta_s is not None and not self.ended else "",
             _climbed(self.levels) or _checkpoint(self.checkpoint),
             _risk(self),
+            run_cost.in_words(self.cost, ended=self.ended),
             self.vm_id,
         )
 
@@ -134,13 +137,18 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None, sho
         failure_class=row.failure_class,
         reason=row.reason,
     )
-    status = _status(project, row.run_id)
+    status, moment = _status(project, row.run_id), time.time() if now is None else now
     if status is not None:
-        view = _with_status(view, row, status, time.time() if now is None else now)
+        view = _with_status(view, row, status, moment)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
-    why = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
+    waits = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
+    stalled_s = run_cost.stalled_s(view.state, status, moment) if view.vm_state else None
+    if stalled_s is not None and status is not None:
+        waits = run_cost.stalled_words(view.run_id, status.interval_s)
     mine = [item for item in short if item.run_id == row.run_id and not view.ended]
-    return dataclasses.replace(view, waits_for="; ".join(filter(None, (why, state_words.no_room(mine)))))
+    waits = "; ".join(filter(None, (waits, state_words.no_room(mine))))
+    cost = run_cost.of(row.spec, view.state, status, view.eta_s, moment)
+    return dataclasses.replace(view, waits_for=waits, cost=cost, stalled_s=stalled_s)
 
 
 def _with_status(view: RunView, row: CommandRow, status: Status, moment: float) -> RunView:

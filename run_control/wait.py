@@ -90,4 +90,6 @@ def _too_late(view: RunView, timeout_s: float) -> BridgeheadError:
 def _without_ages(view: RunView) -> RunView:
     checkpoint = {key: value for key, value in (view.checkpoint or {}).items() if key != "age_s"}
     levels = {level: {**item, "age_s": None} for level, item in view.levels.items()}
-    return dataclasses.replace(view, status_age_s=None, checkpoint=checkpoint or None, levels=levels, at_risk=None)
+    return dataclasses.replace(
+        view, status_age_s=None, checkpoint=checkpoint or None, levels=levels, at_risk=None, cost=None, stalled_s=None
+    )

@@ -36,12 +36,11 @@ UNITS = "as the data set has them; it does not say, but a watch of that make giv
 LABELS = ("PEN", "ABD", "FEL", "IR", "ER", "TRAP", "ROW")
 TRAIN_SUBJECTS = (1, 2, 3, 4, 5, 6, 7)
 VALIDATION_SUBJECTS = (8,)
-HELD_OUT_SUBJECTS = (9, 10)
+HELD_OUT_SUBJECTS = names.HELD_OUT_SUBJECTS
 DEFAULT_STRIDE = 2
 
 _PACKAGE = "seglearn"
 _SOURCE = "seglearn/data/watch_dataset.npy"
-_POOL_RECORD = "pool.json"
 _INDEX = "index.npy"
 _FORMAT = 1
 _SHARD_CLIPS = 32768
@@ -116,16 +115,17 @@ def open_pool(data: Path, *, stride: int = DEFAULT_STRIDE) -> ClipPool:
     name = f"clips-{hashlib.sha256(files.canonical_json(recipe)).hexdigest()[:16]}"
     with (data / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # the kernel lets go when its holder dies
-        if not (data / name / _POOL_RECORD).exists():
+        if not (data / name / names.POOL_RECORD).exists():
             _make(data / name, _read_source(source, expected_sha256), stride)
     return open_made_pool(data / name)
 
 
 def open_made_pool(folder: Path) -> ClipPool:
     """Open a pool folder that is there. Raises VerificationError when a file of it is missing or cut."""
-    record = files.read_json(folder / _POOL_RECORD)
+    record = files.read_json(folder / names.POOL_RECORD)
     if not isinstance(record, dict):
-        raise VerificationError(f"{folder.name} holds no {_POOL_RECORD}", hint="remove the folder; it is made again")
+        missing = f"{folder.name} holds no {names.POOL_RECORD}"
+        raise VerificationError(missing, hint="remove the folder; it is made again")
     for entry in record["files"]:
         path = folder / entry["path"]
         if not path.is_file() or path.stat().st_size != entry["size"]:
@@ -252,7 +252,7 @@ def _finish(folder: Path, source: dict[str, Any], index: NDArray[Any], stride: i
         "std": samples.std(axis=0).astype(np.float32).tolist(),
         "files": entries,
     }
-    files.write_json(folder / _POOL_RECORD, record)
+    files.write_json(folder / names.POOL_RECORD, record)
 
 
 def describe(pool: ClipPool) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, ExitRecord
 from vm_daemons import code_trees, failure, gauges, launch, lifetime, run_folder
+from vm_daemons.budget import Budgets
 from vm_daemons.client import Rejected
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Journal
@@ -65,6 +66,7 @@ class RunKeeper:
         self._handed_over = handed_over
         self._sync = sync
         self._deadline = Deadline(home)
+        self._budgets = Budgets()
         self._dying: dict[str, Path] = {}  # by run id: lost runs whose processes are not all gone
 
     def is_dying(self, run_id: str) -> bool:
@@ -108,6 +110,8 @@ class RunKeeper:
         run_dir = self._home.run(task.command.run_id)
         if task.command.verb == Verb.RUN:
             self._mind_the_cap(task, run_dir)
+            if task.phase is Phase.RUNNING:
+                self._budgets.mind(run_dir, task.command, lambda: lifetime.rules(self._home.record()))
         if task.phase is Phase.RUNNING:
             self._watch_running(task, run_dir)
         elif task.phase is Phase.LEAVING and run_folder.has_left(run_dir, task.command.attempt):

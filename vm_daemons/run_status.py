@@ -14,6 +14,7 @@ from bridgehead import checkpoints, files, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRecord, Status
+from vm_daemons import run_meter
 
 TAIL_BYTES = 64 * 1024  # of progress.jsonl: some 300 events
 
@@ -50,6 +51,11 @@ def compose(run_dir: Path, levels: Mapping[str, Any], now: float) -> Status:
         updated=now,
         levels=climbed,
         saved_at=_float(climbed.get(CheckpointLevel.CONFIRMED, {}).get("saved_at")),
+        started=(before.started if before is not None else 0.0) or run_meter.started(run_dir),
+        ended=ended.ended if ended else 0.0,
+        earlier_s=before.earlier_s if before is not None else run_meter.earlier_s(run_dir, run.attempt),
+        progress_at=_float(last.get("at")),
+        interval_s=run_meter.usual_interval_s(seen.progress),
     )
 
 

@@ -25,7 +25,7 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from vm_daemons import failure, launch, lifetime, outputs, run_status
+from vm_daemons import budget, failure, launch, lifetime, outputs, preflight, run_status
 from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
@@ -73,6 +73,8 @@ class Runner:
             command = stage_command(self._record, home, self._dir, os.environ)
         except UsageError as error:
             self._could_not_start(error.message)
+            return
+        if self._refused_by_preflight(home):
             return
         try:
             stage = self._spawn(command)
@@ -130,6 +132,16 @@ class Runner:
                 (self._dir / names.PROCESS).unlink()
 
     # --- start ---------------------------------------------------------------------------------------
+
+    def _refused_by_preflight(self, home: VmHome) -> bool:
+        found = preflight.examine(self._record, home, self._dir)
+        for finding in found:
+            if finding.state == preflight.WARN:
+                self._say(f"--- {finding.line()}")
+        refused = preflight.refusal(found)
+        if refused is not None:
+            self._could_not_start(refused.line())
+        return refused is not None
 
     def _spawn(self, command: StageCommand) -> subprocess.Popen[bytes]:
         log = os.open(self._dir / names.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -284,6 +296,7 @@ class Runner:
         self._end(Ending(RunState.FAILED, FailureClass.ENVIRONMENT, f"could not be started: {message}"))
 
     def _end(self, ending: Ending, code: int | None = None, leftovers: list[str] | None = None) -> None:
+        why = budget.reason(self._dir) if ending.state is RunState.STOPPED else ""
         _, left = outputs.find(self._dir)
         for output, why in left.items():
             self._say(f"--- stays on the VM: {output!r}: {why}")
@@ -294,7 +307,7 @@ class Runner:
             exit_code=code if code is None or code >= 0 else 128 - code,
             signal=failure.signal_name(code or 0),
             failure_class=str(ending.failure),
-            message="; ".join(filter(None, (ending.message, outputs.told(left)))),
+            message="; ".join(filter(None, (ending.message, why, outputs.told(left)))),
             started=self._started,
             ended=time.time(),
             leftovers=leftovers or [],

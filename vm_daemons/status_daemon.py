@@ -22,8 +22,8 @@ from typing import Any
 
 from bridgehead import announcement, files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
-from bridgehead.records import Heartbeat, RunRecord
-from vm_daemons import address, beats, daemons, key_rotation, lifetime
+from bridgehead.records import Heartbeat, RunRecord, Status
+from vm_daemons import address, beats, daemons, key_rotation, lifetime, run_meter
 from vm_daemons.address import Patience
 from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import Backoff, BridgeClient
@@ -284,7 +284,7 @@ class StatusDaemon:
             lifetime=lifetime.snapshot(self._home),
             address_seq=self._home.pairing().seq,
             address_note=str(self._addresses.note or self._store.record.get("address_note") or ""),
-            runs=[{"run_id": item.run_id, "state": str(item.state), "attempt": item.attempt} for item in statuses],
+            runs=[_in_beat(item) for item in statuses],
             uploads=self._pace.told(),
             **self._gauges.snapshot(),
         )
@@ -307,6 +307,12 @@ class StatusDaemon:
         for mirror in list(self._runs.values()):
             if {"run_id": mirror.record.run_id, "attempt": mirror.record.attempt} in runs:
                 mirror.abandoned = True
+
+
+def _in_beat(status: Status) -> dict[str, Any]:
+    """A run as a heartbeat tells it. `running_s`: what it has been running, over all attempts; what a cap counts."""
+    running_s = run_meter.running_s(status, time.time())
+    return {"run_id": status.run_id, "state": str(status.state), "attempt": status.attempt, "running_s": running_s}
 
 
 def read_revoked(home: VmHome) -> list[dict[str, Any]]:

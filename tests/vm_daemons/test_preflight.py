@@ -1,0 +1,146 @@
+"""What a VM looks at before a pinned run starts: refusals end it at minute 0, all else is a line in its log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridgehead import data_folder, files, names
+from bridgehead.errors import NotFoundError
+from bridgehead.names import FailureClass, RunState
+from bridgehead.records import Needs, Pins, RunRecord
+from vm_daemons import preflight
+from vm_daemons.home import VmHome
+from vm_daemons.preflight import REFUSE, WARN, Finding
+from vm_run_support import SHIP, log_of, python, run_folder, run_to_the_end, vm_home
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VmHome:
+    monkeypatch.delenv(names.ENV_LOCAL_VM, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    (tmp_path / "bin").mkdir()
+    return vm_home(tmp_path / "vm")
+
+
+def _examine(home: VmHome, spec: dict[str, Any], pins: dict[str, Any] | None = None, **more: Any) -> dict[str, Finding]:
+    pinned = Pins(spec={"v": 1, **spec}, **(pins or {}))
+    run_dir = run_folder(home, "python x", pins=pinned, **more)
+    record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+    return {finding.name: finding for finding in preflight.examine(record, home, run_dir)}
+
+
+def _smi(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "bin" / "nvidia-smi"
+    path.write_text(f"#!/bin/sh\necho '{line}'\n")
+    path.chmod(0o755)
+
+
+def test_a_run_that_was_not_pinned_is_not_looked_at(home: VmHome) -> None:
+    run_dir = run_folder(home, "python x", needs=Needs(gpu_memory_gb=1000.0))
+    record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+    assert preflight.examine(record, home, run_dir) == []
+
+
+def test_data_that_is_missing_or_another_is_refused(home: VmHome, tmp_path: Path) -> None:
+    pool = tmp_path / "pool"
+    spec = {"data": {"name": "clips", "vm_path": str(pool), "fingerprint": "ab" * 32}}
+    found = _examine(home, spec)["data"]
+    assert found.state == REFUSE and "missing" in found.text and found.hint
+    pool.mkdir()
+    (pool / "a").write_bytes(b"1")
+    found = _examine(home, spec)["data"]
+    assert found.state == REFUSE and "other data" in found.text
+    spec["data"]["fingerprint"] = data_folder.fingerprint(pool)
+    assert _examine(home, spec)["data"].state == preflight.PASS
+
+
+def test_a_pool_says_its_own_fingerprint(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError):
+        data_folder.fingerprint(tmp_path)
+    files.write_json(tmp_path / names.POOL_RECORD, {"fingerprint": "cd" * 32})
+    assert data_folder.fingerprint(tmp_path) == "cd" * 32
+
+
+def test_a_folders_fingerprint_is_of_names_and_contents(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    (tmp_path / "b").write_bytes(b"2")
+    before = data_folder.fingerprint(tmp_path)
+    (tmp_path / "a").write_bytes(b"2")
+    (tmp_path / "b").write_bytes(b"1")
+    assert data_folder.fingerprint(tmp_path) != before
+
+
+def test_other_code_is_refused_only_where_the_spec_is_to_be_met_exactly(home: VmHome) -> None:
+    command = f"{names.SHIPPED_COMMAND_PREFIX}{names.PRETRAIN}"
+    for exact, sha256, refused in ((True, "ab" * 32, True), (False, "ab" * 32, False), (True, SHIP, False)):
+        pins = Pins(spec={"v": 1, "code": {"sha256": sha256}}, exact=exact)
+        run_dir = run_folder(home, command, pins=pins)
+        record = RunRecord.from_json(files.read_json(run_dir / names.RUN_RECORD))
+        assert (preflight.refusal(preflight.examine(record, home, run_dir)) is not None) is refused
+
+
+def test_a_gpu_that_was_promised_and_is_not_there_is_refused(home: VmHome, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _examine(home, {"resources": {"gpu": "T4"}})["gpu"]
+    assert found.state == REFUSE and "no GPU is here" in found.text
+    monkeypatch.setenv(names.ENV_LOCAL_VM, "vm-1")  # a rehearsal on somebody's own machine
+    assert _examine(home, {"resources": {"gpu": "T4"}})["gpu"].state == WARN
+
+
+def test_another_gpu_too_little_memory_and_emulated_bf16_are_told(home: VmHome, tmp_path: Path) -> None:
+    _smi(tmp_path, "Tesla T4, 15360, 3, 0")
+    config = {"config": {"precision": "bf16"}, "needs": Needs(gpu_memory_gb=8.0)}
+    found = _examine(home, {"resources": {"gpu": "t4"}}, **config)
+    assert set(found) >= {"bf16"} and not {"gpu", "gpu memory"} & set(found)
+    found = _examine(home, {"resources": {"gpu": "A100"}}, needs=Needs(gpu_memory_gb=40.0))
+    assert found["gpu"].state == WARN and "priced for A100" in found["gpu"].text
+    assert found["gpu memory"].state == REFUSE
+
+
+def test_missing_parts_of_an_export_are_told_before_hours_of_training(
+    home: VmHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "EXPORT_MODULES", ("json", "no_such_module"))
+    assert "export" not in _examine(home, {}, {"exports": False})
+    found = _examine(home, {}, {"exports": True})["export"]
+    assert found.state == WARN and found.text.startswith("no_such_module ")
+
+
+def test_a_store_that_is_ill_or_too_small_is_told(home: VmHome) -> None:
+    def store(**values: Any) -> None:
+        files.write_json(home.state / names.VM_STORE_STATE, {"kind": "folder", "at": time.time(), **values})
+
+    store(ok=True, free_bytes=5 * 10**9)
+    assert not {"store", "store room"} & set(_examine(home, {}, {"stored_gb": 4.0}))
+    assert "5.0 GB free" in _examine(home, {}, {"stored_gb": 6.0})["store room"].text
+    store(ok=False, error="Transport endpoint is not connected")
+    assert "Transport endpoint" in _examine(home, {})["store"].text
+
+
+def test_another_image_withdraws_the_promise_in_words(home: VmHome) -> None:
+    found = _examine(home, {}, {"image": {"torch": "0.0.1", "python": "2.7"}})
+    assert "image" not in found or found["image"].state == WARN
+
+
+def test_an_odd_spec_holds_up_nothing(home: VmHome) -> None:
+    found = _examine(home, {"data": ["x"], "resources": "many", "code": 3}, {"exact": True})
+    assert all(finding.state != REFUSE for finding in found.values())
+
+
+def test_a_refused_run_ends_before_its_stage_starts(home: VmHome, tmp_path: Path) -> None:
+    spec = {"v": 1, "data": {"name": "clips", "vm_path": str(tmp_path / "gone"), "fingerprint": "ab" * 32}}
+    run_dir = run_folder(home, python("print('trained')"), pins=Pins(spec=spec))
+    ended = run_to_the_end(home, run_dir)
+    assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.ENVIRONMENT)
+    assert "preflight: data" in ended.message and "trained" not in log_of(run_dir)
+
+
+def test_a_warning_is_a_line_in_the_log_and_the_stage_runs(home: VmHome) -> None:
+    files.write_json(home.state / names.VM_STORE_STATE, {"kind": "folder", "at": 1.0, "ok": False, "error": "dead"})
+    run_dir = run_folder(home, python("print('trained')"), pins=Pins(spec={"v": 1}))
+    assert run_to_the_end(home, run_dir).state is RunState.DONE
+    assert "--- preflight: store: its canary did not come back: dead" in log_of(run_dir)
+    assert "trained" in log_of(run_dir)

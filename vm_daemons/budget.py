@@ -1,0 +1,115 @@
+"""A run that has a cap of hours or money: near it a checkpoint is forced, seen to be safe, and then the run is stopped.
+
+In that order, and early enough: at the cap less the time that a checkpoint takes to be safe. When it is not safe by the
+cap the run is stopped all the same; a stage that is asked to stop saves once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bridgehead import files, names
+from bridgehead.errors import UsageError
+from bridgehead.names import CheckpointLevel
+from bridgehead.records import Command, Status, VmRules, duration
+from vm_daemons import launch, lifetime, run_meter
+
+LOOK_EVERY_S = 1.0
+SAVE_UNKNOWN_S = 300.0  # how long a checkpoint takes to be safe, before one has been
+SAVE_AT_LEAST_S = 20.0
+_MARGIN = 2.0
+
+
+class Budgets:
+    """What is left of each run's budget; `mind` is asked at each turn of the daemon's loop."""
+
+    def __init__(self) -> None:
+        self._next_look: dict[str, float] = {}
+        self._earlier_s: dict[tuple[str, int], float] = {}
+        self._began: dict[tuple[str, int], float] = {}
+        self._saving: set[tuple[str, int]] = set()
+
+    def mind(self, run_dir: Path, command: Command, rules: Callable[[], VmRules]) -> None:
+        """Save, wait until that is safe, stop. Does nothing for a run without a budget. Raises OSError."""
+        budget_s = command.spec.pins.budget_s if command.spec is not None else 0.0
+        now = time.monotonic()
+        if budget_s <= 0 or now < self._next_look.get(command.run_id, 0.0):
+            return
+        self._next_look[command.run_id] = now + LOOK_EVERY_S
+        if (run_dir / names.STOP_REQUEST).exists():
+            return
+        left_s, key = budget_s - self.used_s(run_dir, command), (command.run_id, command.attempt)
+        if key not in self._saving and left_s > time_to_save_s(run_dir, rules(), budget_s):
+            return
+        if key not in self._saving:  # the forced save itself may show that less time would have done
+            self._saving.add(key)
+            line = f"--- its cap of {duration(budget_s)} of running is near: it saves, and then stops"
+            files.append_line(run_dir / names.LOG, line, durable=False)
+        lifetime.ask_to_save(run_dir, command.attempt)
+        safe = not (run_dir / names.SAVE_REQUEST).exists() and lifetime.in_store(run_dir)
+        if (safe or left_s <= 0) and launch.request_stop(run_dir):
+            why = "its checkpoint is safe" if safe else "its last checkpoint was not yet safe"
+            note_reason(run_dir, f"its cap of {duration(budget_s)} of running is reached; {why}")
+
+    def used_s(self, run_dir: Path, command: Command) -> float:
+        """Of running, up to now, over all attempts."""
+        key = (command.run_id, command.attempt)
+        if key not in self._earlier_s:
+            self._earlier_s[key] = run_meter.earlier_s(run_dir, command.attempt)
+        began = run_meter.started(run_dir)
+        if began > 0:
+            self._began[key] = min(
+                began, self._began.get(key, math.inf), _first_seen(run_dir, command.attempt) or math.inf
+            )
+        return self._earlier_s[key] + max(0.0, time.time() - self._began.get(key, time.time()))
+
+
+def time_to_save_s(run_dir: Path, rules: VmRules, budget_s: float) -> float:
+    """Twice what the newest checkpoint took to its highest level, within the project's own limit for saving."""
+    took_s = _took_s(run_dir)
+    wanted_s = SAVE_UNKNOWN_S if took_s is None else max(SAVE_AT_LEAST_S, took_s * _MARGIN)
+    return min(wanted_s, rules.save_before_cap_s, budget_s / 2)
+
+
+def note_reason(run_dir: Path, why: str) -> None:
+    """Beside the request to stop, for the record of how it ended."""
+    with contextlib.suppress(OSError):
+        (run_dir / names.STOP_REQUEST).write_text(why + "\n", encoding="utf-8")
+
+
+def reason(run_dir: Path) -> str:
+    """Why it was asked to stop; "" when that was a person."""
+    try:
+        return (run_dir / names.STOP_REQUEST).read_text(encoding="utf-8", errors="replace").strip()[:300]
+    except OSError:
+        return ""
+
+
+def _took_s(run_dir: Path) -> float | None:
+    record = files.read_json(run_dir / names.CHECKPOINT_LEVELS)
+    levels = record.get("levels") if isinstance(record, dict) else None
+    for level in (CheckpointLevel.CONFIRMED, CheckpointLevel.MOUNTED):
+        item = levels.get(level) if isinstance(levels, dict) else None
+        if isinstance(item, dict) and (took := _between(item)) is not None:
+            return took
+    return None
+
+
+def _between(item: dict[str, Any]) -> float | None:
+    at, saved = item.get("at"), item.get("saved_at")
+    if isinstance(at, int | float) and isinstance(saved, int | float) and at >= saved > 0:
+        return float(at - saved)
+    return None
+
+
+def _first_seen(run_dir: Path, attempt: int) -> float:
+    """When the status daemon first saw this attempt's process: a restart of the stage begins no new count."""
+    with contextlib.suppress(UsageError):
+        status = Status.from_json(files.read_json(run_dir / names.STATUS))
+        return status.started if status.attempt == attempt else 0.0
+    return 0.0
