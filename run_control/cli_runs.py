@@ -57,7 +57,6 @@ def status(
     from bridge.tunnels import NONE
     from run_control import bridge_control, uploads_view, views
     from run_control.alarms import alarms
-    from run_control.alerts import alerts
     from run_control.wait import outcome
 
     found = project_of(context, project)
@@ -72,10 +71,10 @@ def status(
     runs, vms = views.runs(found), views.vms(found)
     shown = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")
     bridge = {name: getattr(live, name) for name in shown} if live else None
-    trouble, need = alarms(found), alerts(runs, vms, live)
+    trouble = alarms(found)
 
     def show() -> None:
-        for line in (*trouble, *(alert.line() for alert in need if alert.is_news)):
+        for line in trouble:
             note(line)
         if vms:
             table(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])
@@ -94,11 +93,7 @@ def status(
             note(bridge_control.way_in(live))
 
     data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
-    more = {
-        "alarms": trouble,
-        "alerts": [alert.to_json() for alert in need],
-        "uploads_paused": uploads_view.is_paused(found),
-    }
+    more = {"alarms": trouble, "uploads_paused": uploads_view.is_paused(found)}
     return emit({**data, **more}, as_json=json, show=show)
 
 
@@ -119,7 +114,6 @@ def run(
     json: JsonFlag = False,
     project: ProjectFlag = None,
 ) -> int:
-<<<<<<< HEAD
     """Add run:STAGE to queue.txt. STAGE may be a spec file, such as arms/one.toml."""
     from run_control import cli_specs, launching, project_file, queue_writer, spec_file
 
@@ -138,19 +132,6 @@ def run(
     if launching.has_settings(whole) and (refusal := launching.plan_line(found, stage, given).refusal) is not None:
         raise refusal
     return submit(found, line, wait=wait, as_json=json)
-=======
-    """Add run:STAGE to queue.txt."""
-    from run_control import commands
-
-    found = project_of(context, project)
-    allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
-    allow = [word for word, given in allowed.items() if given]
-    plan = commands.plan_run(found, stage, words or [], resume=resume, allow=allow, vm=vm)
-    if dry_run:
-        data = {"line": plan.line, "spec": plan.spec}
-        return emit(data, as_json=json, show=lambda: _show_spec(plan.line, plan.spec))
-    return _submit(found, plan.line, wait=wait, as_json=json)
->>>>>>> 61545a8 (The panel's feed and actions: what the ledger, in/ and the bridge say, and what a press does, once)
 
 
 def sh(
@@ -170,21 +151,17 @@ def sh(
 
 def stop(context: typer.Context, run: RunArgument, json: JsonFlag = False, project: ProjectFlag = None) -> int:
     """Let a run save a checkpoint and stop."""
-    from run_control import commands
+    from run_control import queue_writer, views
 
     found = project_of(context, project)
-    view, lines = commands.stop_lines(found, run)
-    if not lines:
+    view = views.run(found, run)
+    if view.ended:
         return emit(
             {"run": view.to_json(), "taken": False},
             as_json=json,
             show=lambda: say(f"{view.run_id} has ended already: {view.state}"),
         )
-<<<<<<< HEAD
     return submit(found, queue_writer.stop_line(view.run_id), wait=False, as_json=json)
-=======
-    return _submit(found, lines[0], wait=False, as_json=json)
->>>>>>> 61545a8 (The panel's feed and actions: what the ledger, in/ and the bridge say, and what a press does, once)
 
 
 def wait(
@@ -331,7 +308,6 @@ def _stream_line(sequence: int, line: str, *, as_json: bool) -> int:
     return sequence + 1
 
 
-<<<<<<< HEAD
 def _resume_words(resume: str, allowed: list[names.Allow], more: list[str]) -> list[str]:
     """The words of a queue line that say where to begin and what may differ from how that was made."""
     from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY
@@ -345,8 +321,6 @@ def _resume_words(resume: str, allowed: list[names.Allow], more: list[str]) -> l
     return [*words, f"{ALLOW_KEY}={','.join(allowed)}"] if allowed else words
 
 
-=======
->>>>>>> 61545a8 (The panel's feed and actions: what the ledger, in/ and the bridge say, and what a press does, once)
 def _show_queued(project: Project, queued: Queued) -> None:
     from run_control import bridge_control
 

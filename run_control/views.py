@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,7 @@ from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import CheckpointInfo, Status, duration
-<<<<<<< HEAD
 from run_control import run_cost, state_words
-=======
-from run_control import pace, state_words
-from run_control.pace import Pace
->>>>>>> 61545a8 (The panel's feed and actions: what the ledger, in/ and the bridge say, and what a press does, once)
 from run_control.project import Project
 
 if TYPE_CHECKING:
@@ -63,13 +58,8 @@ class RunView:
     status_age_s: float | None = None
     vm_state: str = ""  # its VM's own word on this attempt
     waits_for: str = ""  # why it stands still, and what to do about it; empty while it works or has ended
-<<<<<<< HEAD
     cost: dict[str, Any] | None = None  # see run_cost.of; None where the project says nothing about money
     stalled_s: float | None = None  # so long without progress, many times what is usual; None: it is not stalled
-=======
-    rate_per_s: float | None = None  # steps a second of this attempt, once it is warm
-    eta_range_s: list[float] | None = None  # [least, most], from that rate
->>>>>>> 61545a8 (The panel's feed and actions: what the ledger, in/ and the bridge say, and what a press does, once)
 
     @property
     def ended(self) -> bool:
@@ -86,7 +76,7 @@ class RunView:
             f"{self.state} ({failed})" if failed else state_words.shown(self.state, self.vm_state),
             _progress(self),
             " ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()),
-            _eta(self),
+            duration(self.eta_s) if self.eta_s is not None and not self.ended else "",
             _climbed(self.levels) or _checkpoint(self.checkpoint),
             _risk(self),
             run_cost.in_words(self.cost, ended=self.ended),
@@ -113,34 +103,17 @@ def runs(project: Project, *, now: float | None = None) -> list[RunView]:
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        views = [run_view(project, row, now=now) for row in ledger.commands() if row.run_id]
-    return [_paced(project, view) for view in views]
+        return [run_view(project, row, now=now) for row in ledger.commands() if row.run_id]
 
 
 def run(project: Project, text: str) -> RunView:
     """The run that `text` names: a run id, the start of one, or a stage (its newest run). Raises NotFoundError."""
     with ledger_of(project) as ledger:
-        return _paced(project, run_view(project, ledger.find_run(text)))
-
-
-def with_pace(view: RunView, found: Pace) -> RunView:
-    """The view with how fast the run is; as it was when the pace is another attempt's, or the run has ended."""
-    if view.ended or found.attempt != view.attempt or not view.vm_state or view.vm_state in names.ENDED:
-        return view
-    return dataclasses.replace(view, rate_per_s=found.rate_per_s, eta_range_s=found.eta_s)
-
-
-def _paced(project: Project, view: RunView) -> RunView:
-    return view if view.ended else with_pace(view, pace.of_run(project.run(view.run_id), view.attempt))
+        return run_view(project, ledger.find_run(text))
 
 
 def run_view(project: Project, row: CommandRow, *, now: float | None = None) -> RunView:
     """The ledger says whose the run is and how it ended; the status file says how far it is."""
-    return view_of(project, row, read_status(project, row.run_id), time.time() if now is None else now)
-
-
-def view_of(project: Project, row: CommandRow, status: Status | None, now: float) -> RunView:
-    """`run_view` for who has read the status file already; None: there is none."""
     view = RunView(
         run_id=row.run_id,
         stage=row.stage,
@@ -154,14 +127,9 @@ def view_of(project: Project, row: CommandRow, status: Status | None, now: float
         failure_class=row.failure_class,
         reason=row.reason,
     )
-<<<<<<< HEAD
     status, moment = _status(project, row.run_id), time.time() if now is None else now
     if status is not None:
         view = _with_status(view, row, status, moment)
-=======
-    if status is not None:
-        view = _with_status(view, row, status, now)
->>>>>>> 61545a8 (The panel's feed and actions: what the ledger, in/ and the bridge say, and what a press does, once)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
     waits = state_words.waits_for(project, view.state, view.vm_state, newest)
     stalled_s = run_cost.stalled_s(view.state, status, moment) if view.vm_state else None
@@ -202,7 +170,7 @@ def vms(project: Project, *, now: float | None = None) -> list[dict[str, Any]]:
         return []
     moment = time.time() if now is None else now
     with ledger_of(project) as ledger:
-        return [vm_view(row, moment) for row in ledger.vms()]
+        return [_vm(row, moment) for row in ledger.vms()]
 
 
 def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
@@ -233,12 +201,7 @@ def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        return commands_of(project, ledger.commands(limit=newest))
-
-
-def commands_of(project: Project, rows: Sequence[CommandRow]) -> list[dict[str, Any]]:
-    """The same for rows that were read already."""
-    return [_command(row, _waits_for(project, row)) for row in rows]
+        return [_command(row, _waits_for(project, row)) for row in ledger.commands(limit=newest)]
 
 
 def notes(project: Project) -> list[dict[str, Any]]:
@@ -266,8 +229,7 @@ def _state(row: CommandRow, status: Status) -> str:
     return str(status.state)
 
 
-def read_status(project: Project, run_id: str) -> Status | None:
-    """What its VM last said of the run; None when it has said nothing that can be read."""
+def _status(project: Project, run_id: str) -> Status | None:
     record = files.read_json(project.run(run_id) / names.STATUS)
     if record is None:
         return None
@@ -281,8 +243,7 @@ def _waits_for(project: Project, row: CommandRow) -> str:
     return run_view(project, row).waits_for if row.run_id and row.state == RunState.LOST else ""
 
 
-def vm_view(row: VmRow, now: float) -> dict[str, Any]:
-    """One VM as `vms` lists it."""
+def _vm(row: VmRow, now: float) -> dict[str, Any]:
     release = {} if row.unpaired else state_words.release_of(row.heartbeat)
     reason = state_words.release_text(release, now) if release else row.reason
     return {
@@ -321,14 +282,6 @@ def _progress(view: RunView) -> str:
     if view.total_steps:
         return f"step {view.step}/{view.total_steps}"
     return f"step {view.step}" if view.step else ""
-
-
-def _eta(view: RunView) -> str:
-    if view.ended:
-        return ""
-    if view.eta_range_s is not None:
-        return "-".join(dict.fromkeys(duration(seconds) for seconds in view.eta_range_s))
-    return duration(view.eta_s) if view.eta_s is not None else ""
 
 
 def _checkpoint(checkpoint: dict[str, Any] | None) -> str:
