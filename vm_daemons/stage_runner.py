@@ -297,8 +297,8 @@ class Runner:
     def _end(self, ending: Ending, code: int | None = None, leftovers: list[str] | None = None) -> None:
         why = budget.reason(self._dir) if ending.state is RunState.STOPPED else ""
         _, left = outputs.find(self._dir)
-        for output, why in left.items():
-            self._say(f"--- stays on the VM: {output!r}: {why}")
+        for output, cause in left.items():
+            self._say(f"--- stays on the VM: {output!r}: {cause}")
         record = ExitRecord(
             run_id=self._record.run_id,
             attempt=self._record.attempt,
