@@ -31,6 +31,7 @@ RESULTS: Final = "results.json"
 EXIT: Final = "exit.json"
 POSTMORTEM: Final = "postmortem.json"  # why it ended and what to do about it; written after exit.json, never before
 POSTMORTEM_PAGE: Final = "postmortem.md"  # the same for a person
+POSTMORTEM_DUE: Final = "postmortem.due"  # exists while it is being written; stays on the VM
 PROCESS: Final = "process.json"  # pids of runner and stage; stays on the VM
 RUNNER_LOCK: Final = "runner.lock"  # held by the live runner; stays on the VM
 STOP_REQUEST: Final = "stop"  # exists once somebody asked the stage to stop; stays on the VM
@@ -54,6 +55,7 @@ CHECKPOINT_LEVELS: Final = "checkpoints.json"  # how far each checkpoint has cli
 
 GROWING_FILES: Final = (LOG, PROGRESS)  # appended to; travel as uploads that are not complete yet
 STATE_FILES: Final = (RUN_RECORD, STATUS, STATUS_LINE, CHECKPOINT_LEVELS, RESULTS, EXIT)  # replaced whole
+POSTMORTEM_FILES: Final = (POSTMORTEM, POSTMORTEM_PAGE)
 ARTIFACT_FOLDERS: Final = (ARTIFACTS, BUNDLE)
 
 # --- what the clips stages leave behind ---------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bridgehead.errors import UsageError
-from run_control.cli_support import JsonFlag, emit, say, table
+from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
 
 if TYPE_CHECKING:
     from bridgehead.failures.classify import Verdict
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 
 def register(app: typer.Typer) -> None:
-    app.command()(classify)
+    for command in (classify, postmortem, memos):
+        app.command()(command)
 
 
 def classify(
@@ -48,6 +50,55 @@ def classify(
     verdict = classifier.classify(text, classifier.Known(exit_code=exit_code, provider_state=state))
     data = {"log": str(log), "size_bytes": text.size_bytes, "unread_bytes": text.unread_bytes, **verdict.to_json()}
     return emit(data, as_json=json, show=lambda: _show(verdict, text))
+
+
+def postmortem(
+    context: typer.Context,
+    run: Annotated[str, typer.Argument(metavar="RUN")],
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """Why a run ended: class, evidence, log, what is kept, what to do. Written now if its VM left none."""
+    from run_control import postmortems, views
+
+    found = project_of(context, project)
+    told = postmortems.of(found, views.run(found, run))
+    return emit(
+        {"folder": str(told.folder), "postmortem": told.record}, as_json=json, show=lambda: _say_page(told.page)
+    )
+
+
+def _say_page(page: str) -> None:
+    for line in page.rstrip().split("\n"):
+        say(_plain(line))
+
+
+def memos(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="[CLASS]", help="One memo alone.")] = "",
+    helped: Annotated[str, typer.Option("--helped", metavar="WORDS", help="With CLASS: write down what helped.")] = "",
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """What went wrong that was nobody's code: how often, what it cost, what helped. Files: memos/ of the project."""
+    from run_control import memos as keeper
+    from run_control import postmortems
+
+    found = project_of(context, project)
+    if helped and not name:
+        raise UsageError("--helped needs a CLASS", hint="bridgehead memos")
+    postmortems.settle(found)
+    if name:
+        memo = keeper.helped(found, name, helped, time.time()) if helped else keeper.find(found, name)
+        return emit({"memo": memo}, as_json=json, show=lambda: _say_page(keeper.page(memo)))
+    known = keeper.all_of(found)
+
+    def show() -> None:
+        table(keeper.HEADERS, [keeper.row(memo, time.time()) for memo in known])
+        if not known:
+            note("no memos: nothing of that kind has happened here")
+
+    return emit({"memos": known}, as_json=json, show=show)
 
 
 def _read(log: Path) -> LogText:

@@ -100,7 +100,9 @@ def classify(
     known = known or Known()
     found = find(log, patterns, limit_s=limit_s)
     outside = _outside(known)
-    candidates = [*outside, *(_of_finding(item) for item in _first_causes(found))]
+    # Of each line the best of each class: several patterns may know it.
+    causes = {(item.first, item.pattern.failure): item for item in reversed(_first_causes(found))}
+    candidates = [*outside, *(_of_finding(item) for item in reversed(causes.values()))]
     best = max(candidates, key=lambda item: item.rank, default=None)  # the first of equals: evidence comes in its order
     if best is None or best.rank < DECIDES:
         return _unknown(candidates, log)
@@ -143,6 +145,8 @@ def _outside(known: Known) -> list[Evidence]:
     killed = known.exit_code is not None and exit_codes.signal_number(known.exit_code) == 9
     if known.oom_killed and (killed or known.exit_code is None):
         found.append(Evidence("counter", "the kernel's oom_kill counter rose", F.HOST_OOM, CERTAIN - 2))
+    elif known.oom_killed:
+        found.append(Evidence("counter", "meanwhile the kernel ended a process for lack of memory", F.HOST_OOM, 44))
     if known.disk_full:
         found.append(Evidence("counter", "its disk was full when it ended", F.DISK_FULL, 89))
     if known.shm_full:
