@@ -124,6 +124,8 @@ def _show(verdict: Verdict, text: LogText) -> None:
         say(f"{'evidence' if item['decides'] else 'also'}: {_plain(_evidence_line(item))}")
     say(f"next: {answer['next_step']}")
     say(f"try again: {retry_words(answer['retry'])}")
+    if verdict.cut_short:
+        say("not all lines were looked at: time was up; the end of the log was looked at first")
     if text.unread_bytes:
         say(f"not looked at: {text.unread_bytes} bytes in the middle of the log, for time was up")
 

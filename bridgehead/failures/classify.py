@@ -78,6 +78,7 @@ class Verdict:
     evidence: list[Evidence] = field(default_factory=list)
     detail: str = ""  # such as fragmentation, or diverged ranks
     hint: str = ""  # the best there is where nothing decides
+    cut_short: bool = False  # not all lines were looked at: time was up
 
     def to_json(self) -> dict[str, Any]:
         known = facts(self.failure)
@@ -88,13 +89,14 @@ class Verdict:
             "detail": self.detail,
             "next_step": self.next_step,
             "hint": self.hint,
+            "cut_short": self.cut_short,
             "retry": known.retry_json(),
             "evidence": [item.to_json() for item in self.evidence],
         }
 
 
 def classify(
-    log: LogText, known: Known | None = None, *, patterns: Sequence[Pattern] = PATTERNS, limit_s: float = 10.0
+    log: LogText, known: Known | None = None, *, patterns: Sequence[Pattern] = PATTERNS, limit_s: float = 30.0
 ) -> Verdict:
     """The verdict on one log. Never raises for what the log holds."""
     known = known or Known()
@@ -105,7 +107,7 @@ def classify(
     candidates = [*outside, *(_of_finding(item) for item in reversed(causes.values()))]
     best = max(candidates, key=lambda item: item.rank, default=None)  # the first of equals: evidence comes in its order
     if best is None or best.rank < DECIDES:
-        return _unknown(candidates, log)
+        return _unknown(candidates, log, found)
     if best.level == "log" and _is_teardown(best, found, known):
         ended = Evidence("success", log.lines[found.success_at][1][:QUOTE_CHARS], F.DONE, CERTAIN, decides=True)
         return Verdict(F.DONE, "medium", "the error came after the end: nothing to do", [ended, *candidates[:4]])
@@ -120,16 +122,23 @@ def _decided(best: Evidence, candidates: list[Evidence], found: Findings) -> Ver
     note = finding.pattern.note if finding is not None and best.level == "log" else ""
     detail, advice = details.of(best.failure, [item.text for item in found.found])
     confidence = "high" if best.rank >= _HIGH else "medium" if best.rank >= _MEDIUM else "low"
-    return Verdict(best.failure, confidence, advice or note or facts(best.failure).next_step, evidence, detail)
+    return Verdict(
+        best.failure,
+        confidence,
+        advice or note or facts(best.failure).next_step,
+        evidence,
+        detail,
+        cut_short=found.cut_short,
+    )
 
 
-def _unknown(candidates: list[Evidence], log: LogText) -> Verdict:
+def _unknown(candidates: list[Evidence], log: LogText, found: Findings) -> Verdict:
     best = max(candidates, key=lambda item: item.rank, default=None)
     if best is not None and best.rank > 0:
         hint = f"{best.text} ({best.failure}?)" if best.failure != F.UNKNOWN else best.text
     else:
         hint = f"its last line: {log.tail[-1][:QUOTE_CHARS]}" if log.tail else "the log is empty"
-    return Verdict(F.UNKNOWN, "low", facts(F.UNKNOWN).next_step, candidates[:8], hint=hint)
+    return Verdict(F.UNKNOWN, "low", facts(F.UNKNOWN).next_step, candidates[:8], hint=hint, cut_short=found.cut_short)
 
 
 def _outside(known: Known) -> list[Evidence]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from bridgehead.failures import masks
@@ -14,6 +14,8 @@ from bridgehead.failures.log_lines import LogText
 from bridgehead.failures.pattern import Pattern
 from bridgehead.names import FailureClass as F
 
+HANDLED_WITHIN: Final = 5  # lines after an error in which the program says that it goes on
+LAST_LINES: Final = 4000
 SURVIVED_LINES: Final = 3  # so many lines of progress after the last such line, and the run had got over it
 _HINT_AT_MOST: Final = 33  # below what decides a class
 _SURVIVABLE: Final = frozenset({
@@ -56,30 +58,68 @@ def find(
     limit_s: float = 10.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> Findings:
-    """Look at each line once; lines that differ in numbers alone count as one. Ends after `limit_s` seconds."""
+    """Look at each line once; lines that differ in numbers alone count as one. Ends after `limit_s` seconds.
+
+    The end of the log comes first, for that is where the most is said if time runs out.
+    """
     deadline = clock() + limit_s
     index = Index(patterns)
-    seen: dict[str, list[Finding]] = {}
-    progress: list[int] = []
-    success, late, before = -1, False, ""
-    for number, (offset, raw) in enumerate(log.lines):
-        if number % 64 == 0 and clock() > deadline:
+    seen: dict[tuple[str, bool], _Kind] = {}
+    marks = _Marks()
+    late = False
+    split = max(0, len(log.lines) - LAST_LINES)
+    for count, number in enumerate([*range(split, len(log.lines)), *range(split)]):
+        if count % 64 == 63 and clock() > deadline:
             late = True
             break
-        text = masks.masked(raw, before)
-        before = raw
-        key = _DIGITS.sub("0", text[:400])
+        offset, raw = log.lines[number]
+        is_source = number > 0 and masks.is_frame(log.lines[number - 1][1])
+        key = (_DIGITS.sub("0", raw[:400]), is_source)
         known = seen.get(key)
         if known is None:
-            seen[key] = index.matches(text, raw, offset, number)
-        elif known:
-            seen[key] = [replace(item, last=number) for item in known]
-        if not seen[key] and masks.PROGRESS.search(text):
-            progress.append(number)
-        if masks.SUCCESS.search(text):
-            success = number
-    found = [_judged(item, progress) for group in seen.values() for item in group]
-    return Findings(sorted(found, key=lambda item: (-item.rank, item.first)), success, late)
+            text = masks.masked(raw, is_source=is_source)
+            known = seen[key] = _Kind(_signs(text), index.matches(text, raw, offset, number))
+        elif known.found:
+            known.found = [_also_at(item, offset, number) for item in known.found]
+        marks.note(known, number)
+    found = [_judged(item, marks) for kind in seen.values() for item in kind.found]
+    return Findings(sorted(found, key=lambda item: (-item.rank, item.first)), marks.success, late)
+
+
+@dataclass
+class _Kind:
+    """Lines that differ in numbers alone. `signs`: of progress, of an error that was handled, of a good end."""
+
+    signs: tuple[bool, bool, bool]
+    found: list[Finding]
+
+
+@dataclass
+class _Marks:
+    """Numbers of the lines that tell of progress, of an error that was handled, and of a good end (the last one)."""
+
+    progress: list[int] = field(default_factory=list)
+    handled: list[int] = field(default_factory=list)
+    success: int = -1
+
+    def note(self, kind: _Kind, number: int) -> None:
+        progress, handled, success = kind.signs
+        if progress and not kind.found:
+            self.progress.append(number)
+        if handled:
+            self.handled.append(number)
+        if success:
+            self.success = max(self.success, number)
+
+
+def _signs(text: str) -> tuple[bool, bool, bool]:
+    return bool(masks.PROGRESS.search(text)), bool(masks.HANDLED.search(text)), bool(masks.SUCCESS.search(text))
+
+
+def _also_at(item: Finding, offset: int, number: int) -> Finding:
+    if number < item.first:
+        return replace(item, first=number, offset=offset)
+    return replace(item, last=max(number, item.last))
 
 
 class Index:
@@ -107,11 +147,12 @@ class Index:
         return [Finding(item, raw, offset, number, number, why) for item in hits[:_PER_LINE]]
 
 
-def _judged(item: Finding, progress: list[int]) -> Finding:
+def _judged(item: Finding, marks: _Marks) -> Finding:
     if item.demoted or item.pattern.failure not in _SURVIVABLE:
         return item
-    after = sum(1 for number in progress if number > item.last)
-    return replace(item, demoted="survived") if after >= SURVIVED_LINES else item
+    after = sum(1 for number in marks.progress if number > item.last)
+    goes_on = any(0 <= number - item.last <= HANDLED_WITHIN for number in marks.handled)
+    return replace(item, demoted="survived") if goes_on or after >= SURVIVED_LINES else item
 
 
 _cache: dict[str, tuple[str, ...]] = {}

@@ -22,6 +22,8 @@ _SETTING = re.compile(
 )
 _KEPT_KEYS = re.compile(r"exit|code\b|errno|reason|status|state|signal\b|^\s*\w*Error:|Killed:", re.IGNORECASE)
 _FRAME = re.compile(r"^(?:\[[^\]]{1,40}\]:?)?\s*File \"[^\"]+\", line \d+")
+_BOXED_SOURCE = re.compile(r"^.{0,40}[│|]\s*(?:❱\s*)?\d+\s*│")  # as rich prints tracebacks
+_FRAME_WORD = 'File "'
 _WARNING = re.compile(r"\b(?:Future|Deprecation|User|Runtime|PendingDeprecation|Resource|Import)Warning\b")
 _ADVICE = re.compile(
     r"\b(?:to (?:avoid|prevent|reduce|mitigate)|in case of|if (?:you|this|it|your|there|any)\b|"
@@ -41,6 +43,12 @@ PROGRESS: Final = re.compile(
     r"\bloss\w*['\"]?\s*[:=]\s*['\"]?\d",
     re.IGNORECASE,
 )
+HANDLED: Final = re.compile(
+    r"\bskip(?:ping|ped)? (?:(?:this|the|that|current) )?(?:batch|sample|update|step|iteration|file|example)|"
+    r"\btrying again\b|"
+    r"\bretry(?:ing)?\b|\brecover(?:ed|ing)\b|\bcontinuing\b|\bfall(?:ing|s)? back\b|\bgoing on\b",
+    re.IGNORECASE,
+)
 SUCCESS: Final = re.compile(
     r"\b(?:training|train|finetuning|fine-tuning|run|job|experiment|fit|everything|script)\b[^.:]{0,30}\b(?:completed|complete|"
     r"finished|ended|succeeded|successful(?:ly)?)\b(?!.{0,40}(?:error|fail|with code [1-9]))|Training is done|"
@@ -51,13 +59,16 @@ SUCCESS: Final = re.compile(
 )
 
 
-def masked(text: str, before: str) -> str:
-    """`text` without what is no message of the program; `before` is the line before it."""
-    if _PACKAGES.match(text) or (
-        _FRAME.match(before) and text.startswith((" ", "[")) and not _NAMES_ITSELF.search(text)
-    ):
+def is_frame(text: str) -> bool:
+    """Whether it names a frame of a traceback: the line after it is source code."""
+    return _FRAME_WORD in text and bool(_FRAME.match(text))
+
+
+def masked(text: str, *, is_source: bool = False) -> str:
+    """`text` without what is no message of the program. `is_source`: the line before it names a frame."""
+    if _PACKAGES.match(text) or (is_source and text.startswith((" ", "[")) and not _NAMES_ITSELF.search(text)):
         return ""
-    if _FRAME.match(text):
+    if _FRAME.match(text) or _BOXED_SOURCE.match(text):
         return ""
     if _SETTING.match(text) and not _KEPT_KEYS.search(text):
         return ""

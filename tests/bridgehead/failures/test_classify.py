@@ -210,3 +210,16 @@ def test_every_pattern_has_a_source_and_the_shortcut_never_hides_a_match() -> No
         slow = {pattern.regex for pattern in PATTERNS if pattern.compiled.search(line)}
         assert {pattern.regex for pattern in index.hits(line)} == slow
     assert needed("(?:abc|xyz)+k?") == ("abc", "xyz")
+
+
+def test_an_error_after_which_the_program_says_that_it_goes_on_is_no_cause() -> None:
+    assert (
+        verdict("DEBUG CUDA out of memory. Tried to allocate 1 MiB\nWARNING: skipping this batch\n").failure
+        == F.UNKNOWN
+    )
+    assert verdict("retrying\nRuntimeError: CUDA out of memory. Tried to allocate 1 MiB\n").failure == F.GPU_OOM
+
+
+def test_source_lines_of_a_boxed_traceback_are_no_evidence() -> None:
+    text = "│ ❱  298 │   raise OSError('No space left on device')      │\nValueError: something else\n"
+    assert verdict(text).failure == F.USER_ERROR

@@ -10,6 +10,8 @@ import pytest
 from bridgehead.errors import UsageError
 from bridgehead.failures import log_lines
 from bridgehead.failures.classify import classify
+from bridgehead.failures.findings import find
+from bridgehead.failures.table import PATTERNS
 from bridgehead.names import FailureClass as F
 
 HEAD, TAIL = log_lines.HEAD_BYTES, log_lines.TAIL_BYTES
@@ -21,18 +23,20 @@ def _log(path: Path, data: bytes) -> Path:
 
 
 def test_a_first_cause_between_head_and_tail_is_found(tmp_path: Path) -> None:
-    filler = b"step 1 all is well\n" * (HEAD // 8)
-    text = filler + b"RuntimeError: CUDA out of memory. Tried to allocate\n" + b"quiet\n" * (TAIL // 5)
+    filler = (b"all is well " * 20 + b"\n") * (HEAD // 100)
+    text = filler + b"RuntimeError: CUDA out of memory. Tried to allocate\n" + (b"quiet " * 30 + b"\n") * (TAIL // 150)
     found = log_lines.read(_log(tmp_path / "log", text))
-    assert found.unread_bytes == 0 and classify(found).failure == F.GPU_OOM
+    assert found.unread_bytes == 0 and classify(found, limit_s=100.0).failure == F.GPU_OOM
 
 
 def test_when_time_is_up_head_and_tail_are_there_and_the_rest_is_named(tmp_path: Path) -> None:
     ticks = iter(range(0, 10_000, 100))
-    path = _log(tmp_path / "log", b"a line\n" * 600_000 + b"OSError: [Errno 28] No space left on device\n")
+    path = _log(
+        tmp_path / "log", (b"a long line " * 20 + b"\n") * 20_000 + b"OSError: [Errno 28] No space left on device\n"
+    )
     found = log_lines.read(path, limit_s=1.0, clock=lambda: float(next(ticks)))
     assert found.unread_bytes == path.stat().st_size - HEAD - TAIL
-    assert classify(found).failure == F.DISK_FULL
+    assert classify(found, limit_s=100.0).failure == F.DISK_FULL
 
 
 @pytest.mark.parametrize(
@@ -60,3 +64,11 @@ def test_a_pipe_or_a_folder_is_refused_and_not_waited_for(tmp_path: Path) -> Non
     for path in (tmp_path / "pipe", tmp_path):
         with pytest.raises(UsageError):
             log_lines.read(path)
+
+
+def test_when_time_is_up_the_end_of_the_log_was_looked_at_first() -> None:
+    ticks = iter(range(1_000_000))
+    text = "".join(f"line {'x' * (number % 977)}\n" for number in range(6000)) + "OSError: No space left on device\n"
+    lines = log_lines.from_bytes(text.encode())
+    found = find(lines, PATTERNS, limit_s=63.5, clock=lambda: float(next(ticks)))
+    assert found.cut_short and found.found[0].pattern.failure == F.DISK_FULL
