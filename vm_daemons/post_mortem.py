@@ -20,9 +20,9 @@ from typing import Any, Final
 from bridgehead import files, names
 from vm_daemons import gauges
 
-LIMIT_S: Final = 15.0
+LIMIT_S: Final = 20.0
 MEMORY_BYTES: Final = 2 * 2**30  # of address space
-_LOG_S: Final = 4.0  # to read it, and as much again to look through it
+_LOG_S: Final = 5.0  # to read it, and as much again to look through it
 _GPU_S: Final = 3.0
 _FOLDERS: Final = (("tmp", "/tmp"), ("shm", "/dev/shm"))
 

@@ -62,8 +62,8 @@ def find(
 
     The end of the log comes first, for that is where the most is said if time runs out.
     """
-    deadline = clock() + limit_s
     index = Index(patterns)
+    deadline = clock() + limit_s
     seen: dict[tuple[str, bool], _Kind] = {}
     marks = _Marks()
     late = False

@@ -29,7 +29,7 @@ def home(tmp_path: Path) -> VmHome:
     ],
 )
 def test_every_end_gets_one(home: VmHome, code: str, wanted: str) -> None:
-    run_dir = run_folder(home, python(code))
+    run_dir = run_folder(home, python(code), retries=0)
     run_to_the_end(home, run_dir)
     wait_until(lambda: not (run_dir / names.POSTMORTEM_DUE).exists(), timeout_s=20)
     record = files.read_json(run_dir / names.POSTMORTEM)
