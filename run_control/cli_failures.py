@@ -115,6 +115,8 @@ def _read(log: Path) -> LogText:
 
 
 def _show(verdict: Verdict, text: LogText) -> None:
+    from bridgehead.failures import page
+
     answer = verdict.to_json()
     say(f"class: {answer['class']} ({answer['confidence']} confidence): {answer['meaning']}")
     for key in ("detail", "hint"):
@@ -123,7 +125,7 @@ def _show(verdict: Verdict, text: LogText) -> None:
     for item in answer["evidence"]:
         say(f"{'evidence' if item['decides'] else 'also'}: {_plain(_evidence_line(item))}")
     say(f"next: {answer['next_step']}")
-    say(f"try again: {retry_words(answer['retry'])}")
+    say(f"try again: {page.retry_words(answer['retry'])}")
     if verdict.cut_short:
         say("not all lines were looked at: time was up; the end of the log was looked at first")
     if text.unread_bytes:
@@ -134,14 +136,6 @@ def _evidence_line(item: dict[str, Any]) -> str:
     where = f" at byte {item['offset']}" if "offset" in item else ""
     source = f" (known from {item['source']})" if item.get("source") else ""
     return f"{item['level']}{where}: {item['text']}{source}"
-
-
-def retry_words(retry: dict[str, Any]) -> str:
-    if not retry["allowed"]:
-        return "no, it would fail the same way"
-    where = {"other": ", on another machine", "bigger": ", on a bigger machine", "same": ""}.get(retry["where"], "")
-    times = "once" if retry["budget"] == 1 else f"up to {retry['budget']} times" if retry["budget"] < 100 else "yes"
-    return f"{times}{where}"
 
 
 def _plain(text: str) -> str:

@@ -116,8 +116,8 @@ def _class_of(view: RunView, postmortem: dict[str, Any]) -> FailureClass:
 def _incident(view: RunView, postmortem: dict[str, Any], now: float) -> dict[str, Any]:
     """`lost_s`: the work since the last checkpoint that a death keeps, as far as the status told."""
     risk = (view.at_risk or {}).get("seconds") if view.state == RunState.LOST else None
-    kept = [item.get("saved_at") or 0.0 for item in view.levels.values()]
-    ended_s = view.updated - max(kept) if kept and max(kept) else 0.0
+    kept = max((float(item.get("saved_at") or 0.0) for item in view.levels.values()), default=0.0)
+    ended_s = view.updated - kept if kept else 0.0
     lost_s = float(risk) if isinstance(risk, int | float) else max(0.0, ended_s)
     verdict = postmortem.get("verdict")
     evidence = verdict.get("evidence") if isinstance(verdict, dict) else None

@@ -72,18 +72,20 @@ def write(run_dir: Path) -> None:
     from bridgehead.failures import postmortem
 
     try:
-        measured = postmortem.Measured(**_announced(run_dir), resources=lambda: resources(run_dir))
+        oom_killed, disk_full = _announced(run_dir)
+        measured = postmortem.Measured(oom_killed, disk_full, resources=lambda: resources(run_dir))
         postmortem.write(run_dir, measured, written_by="vm", limit_s=_LOG_S)
     finally:
         with contextlib.suppress(OSError):
             (run_dir / names.POSTMORTEM_DUE).unlink()
 
 
-def _announced(run_dir: Path) -> dict[str, bool]:
+def _announced(run_dir: Path) -> tuple[bool | None, bool | None]:
+    """(oom_killed, disk_full) as the runner measured them; None where it did not tell."""
     with contextlib.suppress(OSError):
         text = (run_dir / names.POSTMORTEM_DUE).read_text(errors="replace")
-        return {"oom_killed": "oom_killed=1" in text, "disk_full": "disk_full=1" in text}
-    return {}
+        return "oom_killed=1" in text, "disk_full=1" in text
+    return None, None
 
 
 def resources(run_dir: Path) -> dict[str, Any]:

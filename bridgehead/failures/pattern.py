@@ -32,4 +32,7 @@ class Pattern:
 
 
 def table(rows: tuple[Row | NotedRow, ...], *, exact: bool = False) -> tuple[Pattern, ...]:
-    return tuple(Pattern(*row, exact=exact) for row in rows)
+    made = []
+    for failure, rank, source, regex, *note in rows:
+        made.append(Pattern(failure, rank, source, regex, str(note[0]) if note else "", exact))
+    return tuple(made)

@@ -74,7 +74,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _run(run_dir: Path) -> dict[str, Any]:
     record = _read(run_dir / names.RUN_RECORD)
-    spec = record.get("spec") if isinstance(record.get("spec"), dict) else {}
+    told = record.get("spec")
+    spec: dict[str, Any] = told if isinstance(told, dict) else {}
     shown = {key: record.get(key) for key in ("run_id", "stage", "project", "attempt", "vm_id", "ship_sha256")}
     shown["payload_sha256"] = record.get("payload_sha256")
     return {
