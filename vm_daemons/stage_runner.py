@@ -25,8 +25,7 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from vm_daemons import budget, failure, launch, lifetime, outputs, preflight, run_status
-from vm_daemons import failure, launch, lifetime, outputs, post_mortem, run_status
+from vm_daemons import budget, failure, launch, lifetime, outputs, post_mortem, preflight, run_status
 from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
