@@ -29,6 +29,9 @@ STATUS: Final = "status.json"
 STATUS_LINE: Final = "status.txt"
 RESULTS: Final = "results.json"
 EXIT: Final = "exit.json"
+POSTMORTEM: Final = "postmortem.json"  # why it ended and what to do about it; written after exit.json, never before
+POSTMORTEM_PAGE: Final = "postmortem.md"  # the same for a person
+POSTMORTEM_DUE: Final = "postmortem.due"  # exists while it is being written; stays on the VM
 PROCESS: Final = "process.json"  # pids of runner and stage; stays on the VM
 RUNNER_LOCK: Final = "runner.lock"  # held by the live runner; stays on the VM
 STOP_REQUEST: Final = "stop"  # exists once somebody asked the stage to stop; stays on the VM
@@ -52,6 +55,7 @@ CHECKPOINT_LEVELS: Final = "checkpoints.json"  # how far each checkpoint has cli
 
 GROWING_FILES: Final = (LOG, PROGRESS)  # appended to; travel as uploads that are not complete yet
 STATE_FILES: Final = (RUN_RECORD, STATUS, STATUS_LINE, CHECKPOINT_LEVELS, RESULTS, EXIT)  # replaced whole
+POSTMORTEM_FILES: Final = (POSTMORTEM, POSTMORTEM_PAGE)
 ARTIFACT_FOLDERS: Final = (ARTIFACTS, BUNDLE)
 
 # --- what the clips stages leave behind ---------------------------------------------------
@@ -186,18 +190,43 @@ class CheckpointLevel(StrEnum):
 
 
 class FailureClass(StrEnum):
+    """Why a run ended. bridgehead/failures/classes.py says of each what to do; values of older records are read too."""
+
+    DONE = "done"
+    STOPPED = "stopped"  # somebody asked Bridgehead to stop it
+    CANCELLED = "cancelled"  # interrupted or cancelled from elsewhere: Ctrl-C, scancel
     USER_ERROR = "user_error"  # the stage exited non-zero by itself
-    KILLED = "killed"  # a signal that nobody here sent
-    HOST_OOM = "host_oom"  # the kernel's own counter says that it ran out of memory
-    DISK_FULL = "disk_full"  # it failed while its VM's disk was full
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"  # the kernel's own counter, or the scheduler, says that memory ran out
+    KILLED = "killed_unknown"  # a signal that nobody here sent
+    SHM = "shm"  # /dev/shm was too small
+    DISK_FULL = "disk_full"  # no room, or a quota
+    MOUNT_LOST = "mount_lost"
+    NCCL_TIMEOUT = "nccl_timeout"
+    NCCL_PEER_LOST = "nccl_peer_lost"
+    GPU_HARDWARE = "gpu_hardware"
+    CUDA_ERROR = "cuda_error"
+    NO_GPU = "no_gpu"
     NAN_LOSS = "nan_loss"  # the loss was no number any more
-    CHECKPOINT = "checkpoint"  # none verifies, or what it was made with differs
+    CHECKPOINT_CORRUPT = "checkpoint_corrupt"  # its bytes do not check out
+    CHECKPOINT = "checkpoint"  # the stage refuses it: none verifies, or what it was made with differs
+    AUTH = "auth"
+    ENVIRONMENT = "environment"  # could not be started at all, or a library, driver or command does not fit
+    TRACKER = "tracker"  # W&B, MLflow and their like
+    SSH_DROP = "ssh_drop"
+    PREEMPTED = "preempted"
+    TIME_LIMIT = "time_limit"
+    SEGFAULT = "segfault"
+    SUBMIT_ERROR = "submit_error"  # a scheduler did not take the job, or did not say so
     VM_LOST = "vm_lost"  # its VMs were lost more often than the budget allows
     GATE = "gate"  # the gate's verdict was fail
     UPSTREAM = "upstream"  # what it comes after did not succeed
     UNKNOWN_OUTCOME = "unknown_outcome"  # an sh: whose VM or daemon died; never repeated by itself
-    ENVIRONMENT = "environment"  # could not be started at all
-    STOPPED = "stopped"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> FailureClass | None:
+        return cls.KILLED if value == "killed" else None  # its value in records before the post-mortem
 
 
 class StoreKind(StrEnum):

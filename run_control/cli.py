@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from bridgehead import __version__
-from run_control import cli_keys, cli_project, cli_runs, cli_specs, cli_vms
+from run_control import cli_failures, cli_keys, cli_project, cli_runs, cli_specs, cli_vms
 from run_control.cli_support import run
 
 PROG = "bridgehead"
@@ -29,6 +29,7 @@ cli_runs.register(app)
 cli_vms.register(app)
 cli_keys.register(app)
 cli_specs.register(app)
+cli_failures.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -55,7 +55,7 @@ def status(
 ) -> int:
     """VMs and runs: state, progress, and how far the newest checkpoint has climbed."""
     from bridge.tunnels import NONE
-    from run_control import bridge_control, uploads_view, views
+    from run_control import bridge_control, postmortems, uploads_view, views
     from run_control.alarms import alarms
     from run_control.wait import outcome
 
@@ -69,6 +69,7 @@ def status(
         raise UsageError("--exit-status needs a RUN", hint="bridgehead status RUN --exit-status")
     live = bridge_control.find(found)
     runs, vms = views.runs(found), views.vms(found)
+    postmortems.settle(found, runs)
     shown = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")
     bridge = {name: getattr(live, name) for name in shown} if live else None
     trouble = alarms(found)
@@ -262,7 +263,7 @@ def submit(project: Project, line: str, *, wait: bool, as_json: bool) -> int:
 
 
 def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None, *, as_json: bool) -> int:
-    from run_control import bridge_control, uploads_view
+    from run_control import bridge_control, postmortems, uploads_view
     from run_control import wait as waiting
     from run_control.bridge_watch import BridgeWatch
 
@@ -286,6 +287,7 @@ def _follow_to_end(project: Project, run_ids: list[str], timeout_s: float | None
             last[view.run_id] = view
     errors = [error for view in last.values() if (error := waiting.outcome(view)) is not None]
     first: BridgeheadError | None = errors[0] if errors else None
+    postmortems.settle(project)
     data = {"runs": [last[run_id].to_json() for run_id in run_ids]}
     return emit(data, as_json=as_json, show=lambda: None, error=first)
 

@@ -22,6 +22,8 @@ from run_control.project_file import Whole
 from run_control.run_spec import Code, Data, Resources, RunSpec
 from run_control.spec_tables import StageLimits, budget_hours
 
+_UNTIL_CAP = "until its cap stops it"
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -221,7 +223,17 @@ def _estimate(
 ) -> Estimate:
     quote = pricing.quote(terms, pricing.catalogue(root), gpu_memory_gb=stage.needs.gpu_memory_gb, today=today)
     hours, source = _hours(limits, terms, earlier, quote)
-    return pricing.estimate(terms, quote, hours, source, volume)
+    found = pricing.estimate(terms, quote, hours, source, volume)
+    return _at_most_its_cap(found, terms.max_total) if source == _UNTIL_CAP else found
+
+
+def _at_most_its_cap(found: Estimate, cap: Money | None) -> Estimate:
+    """It runs until its cap stops it, and what it stores and sends comes out of that; those alone may still be over."""
+    fixed = money.total([part for part in (found.storage, found.egress) if isinstance(part, Money)])
+    over = cap is not None and isinstance(found.total, Money) and found.total > cap
+    if cap is None or not over or (isinstance(fixed, Money) and not cap > fixed):
+        return found
+    return dataclasses.replace(found, total=cap)
 
 
 def _volume(whole: Whole, stage: StageSpec, limits: StageLimits, terms: Terms, earlier: Before) -> Volume:
@@ -239,7 +251,7 @@ def _hours(limits: StageLimits, terms: Terms, earlier: Before, quote: Quote) -> 
         return earlier.hours, f"as {earlier.run_id} took"
     rate = quote.price if isinstance(quote.price, Money) else None
     capped = budget_hours(terms, rate, None)
-    return (float(capped), "until its cap stops it") if capped is not None else (None, "")
+    return (float(capped), _UNTIL_CAP) if capped is not None else (None, "")
 
 
 def _unpriced_check(terms: Terms, total: Unpriced, unpriced: str) -> Check:

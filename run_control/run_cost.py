@@ -16,6 +16,7 @@ from run_control.money import Money
 STALLED_AFTER = 10  # times the usual interval between two words of progress
 STALLED_AT_LEAST_S = 120.0  # clocks of two machines may differ by so much
 _SECONDS_AN_HOUR = Decimal(3600)
+_MILLIONTH = Decimal("0.000001")
 _GOING = (RunState.RUNNING, RunState.SAVING)
 
 
@@ -102,4 +103,5 @@ def pins_of(spec_text: str) -> Pins | None:
 
 
 def _for(rate: Money, running_s: float) -> Money:
-    return rate.times(Decimal(str(round(running_s, 3))) / _SECONDS_AN_HOUR)
+    exact = rate.times(Decimal(str(round(running_s, 3))) / _SECONDS_AN_HOUR)
+    return Money(exact.amount.quantize(_MILLIONTH), exact.unit)

@@ -36,7 +36,7 @@ THIRD_PARTY = {
     "export": {"torch", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy"},
     "compute_backends": {"jupyter_client"},
     "run_control": {"pydantic", "typer", "rich"},
-    "control_panel": {"ipywidgets", "anywidget"},
+    "control_panel": {"ipywidgets", "anywidget", "traitlets", "IPython"},
     "chaos": set(),
 }
 # One file may import what its package may not.

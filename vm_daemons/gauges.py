@@ -74,12 +74,12 @@ def disk(folder: Path) -> tuple[int, int]:
     return stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize
 
 
-def read_gpus(smi: str) -> list[dict[str, Any]]:
+def read_gpus(smi: str, timeout_s: float = _GPU_TIMEOUT_S) -> list[dict[str, Any]]:
     """One record per GPU; empty when nvidia-smi fails."""
     command = [smi, f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_GPU_TIMEOUT_S, stdin=subprocess.DEVNULL, check=True
+            command, capture_output=True, text=True, timeout=timeout_s, stdin=subprocess.DEVNULL, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return []

@@ -27,6 +27,9 @@ _OF_AN_ATTEMPT = (
     names.SAVE_REQUEST,
     names.HANDOVER,
     names.DEATHS,
+    names.POSTMORTEM,
+    names.POSTMORTEM_PAGE,
+    names.POSTMORTEM_DUE,
 )
 
 

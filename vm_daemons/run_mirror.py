@@ -13,7 +13,7 @@ from typing import Any
 
 from bridgehead import files, names
 from bridgehead.records import RunRecord, Status
-from vm_daemons import outputs, run_status
+from vm_daemons import outputs, post_mortem, run_status
 from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import BridgeClient
 from vm_daemons.upload_pace import UploadPace
@@ -25,7 +25,7 @@ _RELIEVE_EVERY_S = 2.0
 _LIVENESS_EVERY_S = 3.0  # a process can die without a trace in any file
 _STATUS_SOURCES = (names.RUN_RECORD, names.PROCESS, names.PROGRESS, names.EXIT)
 # exit.json goes last: whoever sees it on the laptop finds the rest there too.
-_STATE_FILES = tuple(name for name in names.STATE_FILES if name != names.EXIT)
+_STATE_FILES = (*(name for name in names.STATE_FILES if name != names.EXIT), *names.POSTMORTEM_FILES)
 
 
 class RunMirror:
@@ -69,7 +69,7 @@ class RunMirror:
     @property
     def shipped(self) -> bool:
         """Whether the laptop has all of it, the last status included."""
-        told = self._composed_with == self._levels_mark and all(map(self._is_sent, names.STATE_FILES))
+        told = self._composed_with == self._levels_mark and all(map(self._is_sent, (*_STATE_FILES, names.EXIT)))
         return told and self.logs_shipped and self.outputs_shipped
 
     @property
@@ -160,6 +160,8 @@ class RunMirror:
         """
         if self.status is None or self.status.state not in names.ENDED:
             return False  # the last status has still to be composed
+        if post_mortem.is_due(self.run_dir):
+            return False  # seconds at most; exit.json goes after it, so that the laptop finds it there
         if not self._shipping.acquire(blocking=False):
             return False
         try:

@@ -25,7 +25,7 @@ from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
-from vm_daemons import budget, failure, launch, lifetime, outputs, preflight, run_status
+from vm_daemons import budget, failure, launch, lifetime, outputs, post_mortem, preflight, run_status
 from vm_daemons.failure import Ending
 from vm_daemons.home import VmHome
 from vm_daemons.stage_command import StageCommand, stage_command
@@ -60,6 +60,7 @@ class Runner:
         self._stage_start = 0  # in ticks, to know the process again
         self._oom_kills = failure.oom_kills()  # before the stage, to tell afterwards whether memory ran out
         self._disk_full = False
+        self._oom_rose = False
         self._stops = 0
         self._kill_at: float | None = None  # monotonic; set once a stop was asked for
 
@@ -246,6 +247,7 @@ class Runner:
     def _write_exit(self, code: int, peak_bytes: int, leftovers: list[str]) -> None:
         """`code` is as subprocess has it: negative for a signal."""
         oom = failure.OomCount(self._oom_kills, failure.oom_kills())
+        self._oom_rose = oom.rose
         said = run_status.last_words(self._dir, self._record.attempt)
         stop, full = self._stop_asked(), self._disk_full
         ending = failure.judge(code, stop_asked=stop, oom=oom, peak_bytes=peak_bytes, said=said, disk_full=full)
@@ -298,8 +300,8 @@ class Runner:
     def _end(self, ending: Ending, code: int | None = None, leftovers: list[str] | None = None) -> None:
         why = budget.reason(self._dir) if ending.state is RunState.STOPPED else ""
         _, left = outputs.find(self._dir)
-        for output, why in left.items():
-            self._say(f"--- stays on the VM: {output!r}: {why}")
+        for output, cause in left.items():
+            self._say(f"--- stays on the VM: {output!r}: {cause}")
         record = ExitRecord(
             run_id=self._record.run_id,
             attempt=self._record.attempt,
@@ -313,7 +315,9 @@ class Runner:
             leftovers=leftovers or [],
             retries=len(failure.deaths(self._dir, self._record.attempt)),
         )
+        post_mortem.announce(self._dir, oom_killed=self._oom_rose, disk_full=self._disk_full)
         _persist(lambda: files.write_json(self._dir / names.EXIT, record.to_json()))
+        post_mortem.start(self._dir)
 
     def _say(self, line: str) -> None:
         with contextlib.suppress(OSError):

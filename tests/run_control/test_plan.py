@@ -18,6 +18,7 @@ from bridgehead.names import RunState
 from bridgehead.records import ExitRecord, StageSpec
 from run_control import launching, pinning, plan, project_file
 from run_control.checks import PASS, REFUSE, WARN
+from run_control.money import Unpriced
 from run_control.plan import Plan
 from run_control.project import Project
 
@@ -114,6 +115,20 @@ def test_with_a_cap_and_a_rate_the_price_is_at_most_the_cap_and_the_run_is_stopp
     made = _plan(_project(tmp_path, COLAB + 'max_total = "10.7 CU"\n'))
     assert made.refusal is None and made.budget_s == 36_000.0
     assert made.estimate is not None and str(made.estimate.total) == "10.7 CU"
+
+
+def test_a_cap_that_no_number_of_hours_gives_exactly_is_no_refusal(tmp_path: Path) -> None:
+    for rate in ("360 USD", "0.7 USD", "3 USD", "7.77 USD"):
+        made = _plan(_project(tmp_path, f'[money]\nprice_per_hour = "{rate}"\nmax_total = "2 USD"\n'))
+        assert made.refusal is None and made.estimate is not None and not isinstance(made.estimate.total, Unpriced)
+        assert str(made.estimate.total) == "2 USD"
+
+
+def test_what_is_stored_and_sent_comes_out_of_the_cap(tmp_path: Path) -> None:
+    money = '[money]\nprice_per_hour = "1 USD"\negress_per_gb = "0.5 USD"\nmax_total = "2 USD"\n'
+    assert _plan(_project(tmp_path, money, "output_gb = 2")).budget_s == 3600.0
+    for sent_gb in (4, 5):  # nothing is left to run for
+        assert _plan(_project(tmp_path, money, f"output_gb = {sent_gb}")).refusal is not None
 
 
 def test_an_unknown_price_is_let_through_with_a_reason_that_stays_in_the_spec(tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def test_it_saves_then_waits_until_that_is_safe_and_then_stops(home: VmHome) -> 
 
 def test_at_the_cap_it_is_stopped_although_nothing_is_safe(home: VmHome) -> None:
     run_dir, command = _run(home, earlier_s=BUDGET_S + 1)
+    (run_dir / names.ARTIFACTS).mkdir()
+    (run_dir / names.ARTIFACTS / "no name for a laptop?").touch()  # it must not take the place of the reason
     with runner(home, run_dir) as process:
         wait_until(lambda: launch.stage_lives(run_dir), 60.0, what="the stage")
         Budgets().mind(run_dir, command, VmRules)

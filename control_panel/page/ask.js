@@ -1,0 +1,209 @@
+// Before a press is sent: the line it will be in queue.txt. After: what became of it. In place, never a dialog.
+const FATES = ["sent", "taken", "started", "done"];
+const REACHED = { sent: 0, waiting: 0, taken: 1, started: 2, done: 3, failed: 3, stopped: 3 };
+const STOP_OPEN_MS = 10000;
+
+// The line as the queue will have it, until the kernel's own plan has come.
+function lineOf(verb, args, store) {
+  const run = args.run && store.runs.get(args.run);
+  const stage = run ? run.stage : args.stage || "";
+  if (verb === "run") return [`run:${stage}`, ...Object.entries(args.overrides || {}).map(([key, value]) => `${key}=${value}`)].join(" ");
+  if (verb === "stop") return args.now ? `stop:${args.run} (at once)` : `stop:${args.run}`;
+  if (verb === "resume") return `run:${stage} resume=${args.run}`;
+  if (verb === "rerun") return `run:${stage}`;
+  if (verb === "export" || verb === "gate") return `run:${verb}`;
+  if (verb === "sh") return `${args.vm ? `@${args.vm} ` : ""}sh: ${args.text}`;
+  if (verb === "sync") return "sync:";
+  return [verb, args.vm || args.path || args.run].filter(Boolean).join(" ");
+}
+
+function terminalWay(verb, args) {
+  if (verb === "stop") return `bridgehead stop ${args.run}`;
+  if (verb === "run") return `bridgehead run ${args.stage}`;
+  return "the same command of bridgehead in a terminal";
+}
+
+// Where a sent command stands, by the queue itself where it is there, else by what the kernel answered.
+function fateOf(entry, store) {
+  const line = store.whole.queue.find((one) => one.id === entry.id);
+  const shown = line ? `${line.n ? `#${line.n} ` : ""}${line.line}` : entry.line || lineOf(entry.verb, entry.args, store);
+  if (line) return { line: shown, state: line.state, text: chain(line), over: ["done", "failed", "rejected", "stopped"].includes(line.state) };
+  const words = {
+    sending: entry.busy ? `sending… the kernel is busy; ${terminalWay(entry.verb, entry.args)} works at once` : "sending…",
+    arrived: "the panel has it; writing the line…",
+  };
+  const over = ["done", "failed", "refused"].includes(entry.state);
+  const said = [entry.text || stateOf(entry.state)[0], entry.next].filter(Boolean).join(". Next: ");
+  return { line: shown, state: entry.state, text: words[entry.state] || said, over };
+}
+
+// The stage as the ledger would have it, in a few lines.
+function specText(spec) {
+  if (!spec || !spec.command) return "";
+  const pairs = (value) => Object.entries(value || {}).filter(([, one]) => one !== null && one !== "" && one !== 0 && one !== false)
+    .map(([name, one]) => `${name}=${typeof one === "object" ? JSON.stringify(one) : one}`).join("  ");
+  const every = [
+    spec.checkpoint_every_steps && lines(spec.checkpoint_every_steps, "step"),
+    spec.checkpoint_every_s && duration(spec.checkpoint_every_s),
+    spec.checkpoint_every_epochs && lines(spec.checkpoint_every_epochs, "epoch"),
+  ].filter(Boolean);
+  const rows = [
+    ["command", spec.command],
+    ["after", (spec.after || []).join(", ")],
+    ["begins at", spec.resume_from && `the newest checkpoint of ${spec.resume_from}`],
+    ["config", pairs(spec.config)],
+    ["needs", pairs(spec.needs)],
+    ["checkpoint", every.length ? `every ${every.join(" or ")}, ${spec.keep_checkpoints} kept` : ""],
+  ];
+  return rows.filter(([, value]) => value).map(([name, value]) => `${name}: ${value}`.slice(0, 400)).join("\n");
+}
+
+function chain(line) {
+  if (line.state === "rejected") return `rejected: ${line.why || "see queue.txt"}`;
+  const at = REACHED[line.state] === undefined ? 0 : REACHED[line.state];
+  const steps = FATES.slice(0, at).map((word) => `${word} ✓`);
+  const code = line.exit_code !== null && line.exit_code !== undefined ? ` (${line.exit_code})` : "";
+  steps.push(line.state === "sent" ? "sent" : `${stateOf(line.state)[0]}${code}`);
+  return steps.join(" → ") + (line.why ? ` · ${line.why}` : "");
+}
+
+class Ask {
+  constructor(app, name) {
+    this.app = app;
+    this.line = h("code", { class: "line" });
+    this.text = h("p", { class: "ask-text" });
+    this.go = button("Send", { class: "primary", id: `send-${name}` }, () => this.send());
+    this.no = button("Cancel", { id: `cancel-${name}` }, () => this.close(true));
+    this.row = h("div", { class: "buttons" }, this.go, this.no);
+    this.node = h("div", { class: "ask", id: `ask-${name}`, role: "group", "aria-label": "Before it is sent", hidden: true }, this.line, this.text, this.row);
+    this.node.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.close(true);
+    });
+    app.asks.add(this);
+  }
+
+  open(verb, args, opener, note) {
+    this.verb = verb;
+    this.args = args;
+    this.opener = opener;
+    this.entry = null;
+    const line = lineOf(verb, args, this.app.store);
+    setText(this.line, line);
+    setText(this.text, note || "");
+    setText(this.go.label, "Send");
+    setText(this.no.label, "Cancel");
+    show(this.go, true);
+    allow(this.go, true);
+    show(this.node, true);
+    this.go.focus();
+    if (!["release", "verify", "open"].includes(verb)) this.plan(verb, args, note);
+  }
+
+  async plan(verb, args, note) {
+    const asked = this.args;
+    const answer = await this.app.link.send("plan", verb === "run" ? args : { verb, ...args }).answer;
+    if (this.args !== asked || this.entry) return;
+    if (answer.state === "refused" || answer.state === "failed") {
+      // The plan says why this would be refused: nothing to send.
+      setText(this.text, [answer.text || "this can't be sent as it is", answer.next].filter(Boolean).join("\nNext: "));
+      setAttr(this.text, "data-tone", "bad");
+      allow(this.go, false, answer.text);
+      return;
+    }
+    setAttr(this.text, "data-tone", null);
+    if (answer.line) setText(this.line, answer.line);
+    setText(this.text, [note, answer.text, specText(answer.spec)].filter(Boolean).join("\n"));
+  }
+
+  send() {
+    const { verb, args } = this;
+    this.entry = this.app.link.send(verb, args);
+    show(this.go, false);
+    setText(this.no.label, "Close");
+    this.no.focus();
+    this.update(this.app.store);
+  }
+
+  update(store) {
+    if (!this.entry || this.node.hidden) return;
+    const fate = fateOf(this.entry, store);
+    setText(this.line, fate.line);
+    setText(this.text, fate.text);
+    setAttr(this.text, "data-tone", stateOf(fate.state)[2] === "bad" ? "bad" : null);
+  }
+
+  close(back) {
+    if (this.node.hidden) return;
+    this.entry = null;
+    this.args = null;
+    show(this.node, false);
+    if (back && this.opener) this.opener.focus();
+  }
+}
+
+// Stop in two steps, in place: the first press opens this, and it closes again when nobody chooses.
+class StopAsk {
+  constructor(app) {
+    this.app = app;
+    this.line = h("code", { class: "line" });
+    this.text = h("p", { class: "ask-text" });
+    this.save = button("Save, then stop", { id: "stop-save", class: "primary" }, () => this.send(false));
+    this.now = button("Kill now", { id: "stop-now", class: "danger" }, () => this.send(true));
+    this.no = button("Keep running", { id: "stop-cancel" }, () => this.close(true));
+    this.node = h(
+      "div", { class: "ask", id: "stop-ask", role: "group", "aria-label": "Stop this run?", hidden: true },
+      this.line, this.text, h("div", { class: "buttons" }, this.save, this.now, this.no),
+    );
+    this.node.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.close(true);
+    });
+    for (const kind of ["keydown", "pointermove"]) this.node.addEventListener(kind, () => this.wait());
+    app.asks.add(this);
+  }
+
+  open(run, opener) {
+    this.opener = opener;
+    this.run = run;
+    this.entry = null;
+    for (const node of [this.save, this.now]) show(node, true);
+    setText(this.no.label, "Keep running");
+    setText(this.line, lineOf("stop", { run: run.id }, this.app.store));
+    const risk = riskText(run);
+    const cost = risk ? ` Killing now loses ${risk === "all of it" ? "all of it" : `${risk} of work`}.` : "";
+    setText(this.text, `The run saves a checkpoint, then ends, and can be resumed.${cost}`);
+    setAttr(this.text, "data-tone", null);
+    show(this.node, true);
+    this.save.focus();
+    this.wait();
+  }
+
+  wait() {
+    clearTimeout(this.timer);
+    if (!this.entry) this.timer = setTimeout(() => !this.entry && this.close(this.node.contains(this.node.getRootNode().activeElement)), STOP_OPEN_MS);
+  }
+
+  send(now) {
+    clearTimeout(this.timer);
+    this.entry = this.app.link.send("stop", { run: this.run.id, now });
+    show(this.save, false);
+    show(this.now, false); // a kill after a stop that hangs is two presses again
+    setText(this.no.label, "Close");
+    this.no.focus();
+    this.update(null, this.app.store);
+  }
+
+  update(_run, store) {
+    if (!this.entry || this.node.hidden) return;
+    const fate = fateOf(this.entry, store);
+    setText(this.line, fate.line);
+    setText(this.text, fate.text);
+  }
+
+  close(back) {
+    clearTimeout(this.timer);
+    if (this.node.hidden) return;
+    this.entry = null;
+    show(this.node, false);
+    if (back && this.opener) this.opener.focus();
+  }
+}
