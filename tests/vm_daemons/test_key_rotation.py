@@ -31,12 +31,12 @@ from vm_support import KEY, paired_home, reply, scripted_server
 STEPS = 60
 PATIENCE_S = 40.0  # on a busy machine
 WORKS = python(f"""
-import bridgehead, os, pathlib, time
+import bridgehead, time
 run = bridgehead.current_run()
 for step in range(1, {STEPS} + 1):
     print(f"step {{step}}", flush=True)
     time.sleep(0.1)
-    while step == {STEPS // 2} and not os.path.exists("go-on"):
+    while step == {STEPS // 2} and not (run.folder / "go-on").exists():
         time.sleep(0.05)
 folder = run.folder / "artifacts"
 folder.mkdir(exist_ok=True)
@@ -76,7 +76,7 @@ def test_a_run_goes_on_through_two_rotations(live: LiveBridge, tmp_path: Path) -
             new = keys.current()[0]
             wait_until(lambda new=new: vm.home.pairing().key_id == new, PATIENCE_S, what="the new key on the VM")  # type: ignore[misc]
             wait_until(lambda old=old: keys.get(old).state is KeyState.ENDED, PATIENCE_S, what="the end of the old one")  # type: ignore[misc,union-attr]
-        (vm.home.payload / "go-on").touch()
+        (vm.home.run(run_id) / "go-on").touch()  # the run works in a folder of its own, not in the payload's
         wait_until(lambda: ledger.find_run(run_id).ended, PATIENCE_S, what="the end of the run")
     finally:
         vm.kill()
