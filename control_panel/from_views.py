@@ -32,7 +32,7 @@ _URL_MAX = 300
 
 def run(view: RunView, found: RunFiles) -> Run:
     """`found`: its folder here, looked at just now."""
-    risk = view.at_risk
+    risk, cause = view.at_risk, found.cause(view.attempt) if view.state == RunState.FAILED else {}
     return Run(
         id=view.run_id,
         stage=view.stage,
@@ -50,9 +50,9 @@ def run(view: RunView, found: RunFiles) -> Run:
         checkpoint={str(level): _level(view.levels.get(level)) for level in names.CheckpointLevel},
         at_risk=risk and {**risk, "seconds": None if risk["seconds"] is None else age(risk["seconds"])},
         verdict=found.verdict,
-        failure=view.failure_class,
-        reason=plain(view.reason),
-        next=plain(next_steps.next_step(view)),
+        failure=plain(str(cause.get("class") or view.failure_class), 40),
+        reason=plain(view.reason or str(cause.get("detail") or "")),
+        next=plain(next_steps.next_step(view, cause)),
         created=view.created,
         updated=view.updated,
         exit_code=view.exit_code,

@@ -35,6 +35,7 @@ class RunFiles:
         self._rest = b""
         self._results = Cached(folder / names.RESULTS, lambda: files.read_json(folder / names.RESULTS))
         self._fingerprint = Cached(folder / names.RUN_RECORD, lambda: files.read_json(folder / names.RUN_RECORD))
+        self._postmortem = Cached(folder / names.POSTMORTEM, lambda: files.read_json(folder / names.POSTMORTEM))
         self._made: tuple[tuple[Any, ...], list[Artifact]] = ((), [])
 
     def points(self) -> dict[str, list[Point]]:
@@ -57,6 +58,13 @@ class RunFiles:
         """The gate's, from its results; "" for other runs."""
         found = self._quietly(self._results)
         return plain(str(found.get("verdict", "")), 40)
+
+    def cause(self, attempt: int) -> dict[str, Any]:
+        """The verdict of this attempt's post-mortem: class, detail, hint, next_step; empty while there is none."""
+        record = self._quietly(self._postmortem)
+        end, verdict = record.get("end"), record.get("verdict")
+        mine = isinstance(end, dict) and end.get("attempt") in (attempt, None)
+        return verdict if mine and isinstance(verdict, dict) else {}
 
     @property
     def fingerprint(self) -> dict[str, Any]:

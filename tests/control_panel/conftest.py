@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from project_support import Seeded
 
 import panel_states
 from bridgehead.errors import NotFoundError
-from project_support import Seeded
 from run_control import init
 from run_control.project import Project
 

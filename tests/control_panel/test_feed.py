@@ -16,6 +16,7 @@ from bridgehead import files, names
 from bridgehead.names import Ack, RunState
 from bridgehead.records import Heartbeat
 from control_panel.actions import Actions
+from control_panel.engine import Engine
 from control_panel.feed import Feed
 from control_panel.model import PanelModel, fold
 from run_control import project_file
@@ -198,6 +199,31 @@ def test_an_alert_keeps_the_time_at_which_it_was_first_seen(seeded: Seeded, rig:
     first = {alert["key"]: alert for alert in rig.look()["alerts"]}[f"failed:{run_id}:1"]
     later = {alert["key"]: alert for alert in rig.look(30.0)["alerts"]}[f"failed:{run_id}:1"]
     assert first == later and first["next"]
+
+
+def test_a_post_mortem_says_more_than_the_ledger(seeded: Seeded, rig: Rig) -> None:
+    run_id = _started(seeded)
+    seeded.finish(run_id, RunState.FAILED, 1)
+    seeded.project.run(run_id).mkdir(parents=True)
+    [run] = rig.look()["runs"]
+    assert run["next"]
+    verdict = {"class": "gpu_oom", "detail": "tried to allocate 2 GiB", "hint": "", "next_step": "a smaller batch"}
+    record = {"end": {"attempt": 1}, "verdict": verdict}
+    files.write_json(seeded.project.run(run_id) / names.POSTMORTEM, record)
+    [run] = rig.look()["runs"]
+    assert (run["failure"], run["next"]) == ("gpu_oom", "a smaller batch")
+    files.write_json(seeded.project.run(run_id) / names.POSTMORTEM, {**record, "end": {"attempt": 9}})
+    assert rig.look()["runs"][0]["failure"] != "gpu_oom"
+
+
+def test_the_parts_of_a_kernels_panel_are_joined(fresh: Project) -> None:
+    engine = Engine(fresh)
+    try:
+        assert engine.model.snapshot()["stages"]
+        assert engine.act({"id": "p" * 8, "verb": "run", "args": {"stage": "pretrain"}})["state"] == "sent"
+        wait_until(lambda: engine.model.snapshot()["queue"], 20, what="the press in the model")
+    finally:
+        engine.close()
 
 
 def test_a_mistake_in_the_project_file_is_told_and_goes_when_it_is_mended(rig: Rig, fresh: Project) -> None:

@@ -98,7 +98,7 @@ def test_a_failed_run_until_its_stage_is_run_again(seeded: Seeded) -> None:
     failed = AckRecord(VM, Ack.FINISHED, 1, "CUDA out of memory", 1, RunState.FAILED, FailureClass.USER_ERROR)
     seeded.ledger.ack(row.id, failed)
     found = _alerts(seeded)[f"failed:{run_id}:1"]
-    assert "CUDA out of memory" in found.text and f"resume={run_id}" in found.next
+    assert "CUDA out of memory" in found.text and "mend the code" in found.next
     seeded.take("run:pretrain epochs=2")
     assert f"failed:{run_id}:1" not in _alerts(seeded)
 
