@@ -207,7 +207,7 @@ class Feed:
         rows = self._view.rows
         told = [
             from_views.queue_line(command, self._sent.id_of(command["seq"], command["line"]) or row.id)
-            for command, row in zip(views.commands_of(self._project, rows), rows, strict=True)
+            for command, row in zip(views.commands_of(self._project, rows, self._view.short), rows, strict=True)
         ]
         return [*told, *self._sent.waiting()]
 

@@ -80,9 +80,7 @@ class LiveView:
     def runs(self, now: float) -> list[RunView]:
         """The newest runs, oldest first."""
         rows = [row for row in self.rows if row.run_id][-RUNS_MAX:]
-        return [
-            views.view_of(self.project, row, self._status_of(row.run_id), now, short=self.short) for row in rows
-        ]
+        return [views.view_of(self.project, row, self._status_of(row.run_id), now, short=self.short) for row in rows]
 
     def vms(self, now: float) -> list[dict[str, Any]]:
         """As `views.vms`."""
