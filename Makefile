@@ -1,4 +1,5 @@
 # make demo   the main job, end to end, with a VM that dies on the way (5 minutes)
+# make demo-study   the pipeline as a study: three arms, stopped and resumed in the middle, a written decision (6 minutes)
 # make test   the tests
 # make check  ruff and mypy
 # make chaos  attacks everything at random points, seeded (ROUNDS=20 SEED=0), and checks that nothing was lost
@@ -11,9 +12,12 @@ STAMP := $(VENV)/.installed
 ROUNDS ?= 20
 SEED ?= 0
 
-.PHONY: demo test check bench chaos clean
+.PHONY: demo demo-study test check bench chaos clean
 demo: $(STAMP)
 	$(BIN)/bridgehead demo $(DEMO_ARGS)
+
+demo-study: $(STAMP)
+	$(BIN)/bridgehead demo --study $(DEMO_ARGS)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest $(TEST_ARGS)

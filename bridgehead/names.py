@@ -66,6 +66,7 @@ BUNDLE_RECORD: Final = "bundle.json"
 BUNDLE_MANIFEST: Final = "MANIFEST.sha256"
 POOL_RECORD: Final = "pool.json"  # in a pool's folder: its fingerprint, its files
 HELD_OUT_SUBJECTS: Final = (9, 10)  # of the clips: nobody trains on them, the gate alone sees them
+BUNDLE_SIGNATURE: Final = "MANIFEST.sig"  # made on a laptop, over the manifest; beside it, and not listed in it
 
 # --- project folder (laptop) ---------------------------------------------------------------
 PROJECT_FILE: Final = "bridgehead.toml"

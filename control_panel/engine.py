@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from control_panel.actions import Actions
+from control_panel.feed import Feed
 from control_panel.model import PanelModel
 from control_panel.pump import Message
 from run_control.project import Project
@@ -11,16 +13,16 @@ class Engine:
     """`close()` ends the feed."""
 
     def __init__(self, project: Project) -> None:
-        self.model = PanelModel()
         self.project = project
+        self.model = PanelModel()
+        self._actions = Actions(project, on_check=lambda artifact: self._feed.note_check(artifact))
+        self._feed = Feed(project, self.model, sent=self._actions.sent)
+        self._feed.look()  # so that the very first snapshot has something to show
+        self._feed.start()
 
     def act(self, command: Message) -> Message:
         """Do what a person pressed. Returns the ack's members."""
-        return {
-            "state": "refused",
-            "text": f"{command['verb']}: not built yet; use bridgehead in a terminal",
-            "line": "",
-        }
+        return self._actions.act(command)
 
     def close(self) -> None:
-        return
+        self._feed.close()

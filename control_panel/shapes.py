@@ -103,6 +103,8 @@ class Run(Shape):
     resumed: list[list[int]] = field(default_factory=list)
     bar: str = ""  # the unfinished last line of its log: a progress bar as it stands
     message: str = ""  # what the run itself said last
+    cost: dict[str, Any] | None = None  # see run_control/run_cost.py; None where the project says nothing about money
+    stalled_s: float | None = None  # so long without progress, many times what is usual
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, Final, Self
 
 from bridgehead import files, names, paths
 from bridgehead.errors import NotFoundError, UsageError, VerificationError
-from export import archive
+from export import archive, signature
 
 SCHEMA: Final = 1
 PREPROCESS: Final = "preprocess.json"
@@ -57,6 +57,8 @@ class BundleReport:
     tolerance: float
     gate: str
     manifest_sha256: str
+    signed_by: str = ""  # id of the key, as the signature says; empty: not signed
+    signature: str = "none"  # valid, once a key was given that it fits; else "not checked"
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -66,8 +68,11 @@ class BundleReport:
 class Bundle:
     """An open bundle; a context manager, because one from an archive lives in a temp folder until closed."""
 
-    def __init__(self, folder: Path, temp: tempfile.TemporaryDirectory[str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, temp: tempfile.TemporaryDirectory[str] | None = None, beside: Path | None = None
+    ) -> None:
         self.folder = folder
+        self.signature_file = beside or folder / names.BUNDLE_SIGNATURE
         self._temp = temp
 
     def __enter__(self) -> Self:
@@ -111,7 +116,8 @@ class Bundle:
         listed = self.manifest()
         found = [path for path in self.folder.rglob("*") if not _is_folder(path)]
         there = {path.relative_to(self.folder).as_posix(): path for path in found}
-        there.pop(names.BUNDLE_MANIFEST, None)
+        for name in (names.BUNDLE_MANIFEST, names.BUNDLE_SIGNATURE):
+            there.pop(name, None)
         problems = [f"{name} is missing" for name in sorted({*listed, *REQUIRED} - set(there))]
         problems += [f"{name} is not in the manifest" for name in sorted(set(there) - set(listed))]
         for name in sorted(set(there) & set(listed)):
@@ -142,12 +148,17 @@ def open_bundle(path: Path) -> Bundle:
     except BaseException:
         temp.cleanup()
         raise
-    return Bundle(Path(temp.name), temp)
+    beside = path.with_name(path.name + signature.SUFFIX)
+    return Bundle(Path(temp.name), temp, beside if beside.is_file() else None)
 
 
-def verify(path: Path) -> BundleReport:
-    """Check every hash, load the model, run the sample clips and compare. Raises VerificationError, NotFoundError."""
+def verify(path: Path, public_key: Path | None = None) -> BundleReport:
+    """Check every hash, load the model, run the sample clips and compare; with a key, the signature before all that.
+
+    Raises VerificationError, NotFoundError, and UsageError for a key that is none.
+    """
     with open_bundle(path) as bundle:
+        signed_by = _check_signature(bundle, public_key)
         listed = bundle.check_files()
         record = bundle.record(names.BUNDLE_RECORD)
         if record.get("schema") != SCHEMA:
@@ -169,7 +180,17 @@ def verify(path: Path) -> BundleReport:
             tolerance=ATOL,
             gate=gate,
             manifest_sha256=files.sha256_file(bundle.folder / names.BUNDLE_MANIFEST),
+            signed_by=signed_by,
+            signature="none" if not signed_by else "valid" if public_key else "not checked",
         )
+
+
+def _check_signature(bundle: Bundle, public_key: Path | None) -> str:
+    """The id of the key that the bundle says it is signed with; checked when there is a key to check with."""
+    if public_key is None:
+        return signature.key_id_of(bundle.signature_file)
+    bundle.manifest()  # there, and of a size that can be read
+    return signature.check(bundle.folder / names.BUNDLE_MANIFEST, bundle.signature_file, public_key)
 
 
 def _run_samples(bundle: Bundle, listed: dict[str, str]) -> tuple[int, float]:

@@ -11,7 +11,17 @@ from typing import Annotated
 import typer
 
 from bridgehead import __version__
-from run_control import cli_failures, cli_keys, cli_project, cli_runs, cli_specs, cli_vms
+from run_control import (
+    cli_failures,
+    cli_keys,
+    cli_models,
+    cli_project,
+    cli_query,
+    cli_runs,
+    cli_specs,
+    cli_studies,
+    cli_vms,
+)
 from run_control.cli_support import run
 
 PROG = "bridgehead"
@@ -30,6 +40,9 @@ cli_vms.register(app)
 cli_keys.register(app)
 cli_specs.register(app)
 cli_failures.register(app)
+cli_models.register(app)
+cli_studies.register(app)
+cli_query.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -10,6 +10,7 @@ import typer
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
+from run_control import cli_models
 from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
 
 _THIS_MACHINE = "http://127.0.0.1:"
@@ -27,6 +28,7 @@ def register(app: typer.Typer) -> None:
     bundle = typer.Typer(help="Ship bundles.", rich_markup_mode=None)
     bundle.command("verify")(bundle_verify)
     bundle.callback()(bundle_group)
+    cli_models.register_bundle(bundle)
     app.add_typer(bundle, name="bundle")
 
 
@@ -50,9 +52,14 @@ def init(
 
 def demo(
     keep: Annotated[Path | None, typer.Option("--keep", metavar="DIR", help="A new folder to leave it in.")] = None,
+    study: Annotated[bool, typer.Option("--study", help="A study of three arms instead, stopped half-way.")] = False,
     json: JsonFlag = False,
 ) -> int:
     """The whole product on this machine: train, kill the VM half-way, resume bit for bit, ship. Under 5 minutes."""
+    if study:
+        from run_control import demo_study
+
+        return demo_study.demo(keep, as_json=json)
     from run_control import demo as show_case
 
     return show_case.demo(keep, as_json=json)
@@ -185,12 +192,13 @@ def bundle_group() -> None:
 
 def bundle_verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A bundle folder, its archive, or in/<run>.")],
+    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its signature must be this key's.")] = None,
     json: JsonFlag = False,
 ) -> int:
     """Check every hash, run the sample clips in onnxruntime and compare the outputs. Exit 9 when it does not hold."""
     from export import bundle
 
-    report = bundle.verify(path)
+    report = bundle.verify(path, key)
     data = report.to_json()
 
     def show() -> None:

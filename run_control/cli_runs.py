@@ -57,6 +57,7 @@ def status(
     from bridge.tunnels import NONE
     from run_control import bridge_control, postmortems, uploads_view, views
     from run_control.alarms import alarms
+    from run_control.alerts import alerts
     from run_control.wait import outcome
 
     found = project_of(context, project)
@@ -72,10 +73,10 @@ def status(
     postmortems.settle(found, runs)
     shown = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")
     bridge = {name: getattr(live, name) for name in shown} if live else None
-    trouble = alarms(found)
+    trouble, need = alarms(found), alerts(runs, vms, live)
 
     def show() -> None:
-        for line in trouble:
+        for line in (*trouble, *(alert.line() for alert in need if alert.is_news)):
             note(line)
         if vms:
             table(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])
@@ -94,7 +95,11 @@ def status(
             note(bridge_control.way_in(live))
 
     data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
-    more = {"alarms": trouble, "uploads_paused": uploads_view.is_paused(found)}
+    more = {
+        "alarms": trouble,
+        "alerts": [alert.to_json() for alert in need],
+        "uploads_paused": uploads_view.is_paused(found),
+    }
     return emit({**data, **more}, as_json=json, show=show)
 
 
@@ -116,23 +121,18 @@ def run(
     project: ProjectFlag = None,
 ) -> int:
     """Add run:STAGE to queue.txt. STAGE may be a spec file, such as arms/one.toml."""
-    from run_control import cli_specs, launching, project_file, queue_writer, spec_file
+    from run_control import cli_specs, commands, spec_file
 
     found = project_of(context, project)
     if stage.endswith(spec_file.SUFFIX):
         return cli_specs.run_file(found, stage, words or [], dry_run=dry_run, wait=wait, as_json=json)
-    whole = project_file.load_whole(found.root)
     allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
-    more = words or []
-    given = [*_resume_words(resume, [word for word, allow in allowed.items() if allow], more), *more]
-    given += [launching.unpriced_word(unpriced)] if unpriced else []
-    launching.request_of(found, whole, stage, given)
-    line = queue_writer.run_line(stage, given, vm)
+    allow = [word for word, given in allowed.items() if given]
+    order = commands.order_run(found, stage, words or [], resume=resume, allow=allow, vm=vm, unpriced=unpriced)
     if dry_run:
-        return cli_specs.show_plan(line, launching.plan_line(found, stage, given), as_json=json)
-    if launching.has_settings(whole) and (refusal := launching.plan_line(found, stage, given).refusal) is not None:
-        raise refusal
-    return submit(found, line, wait=wait, as_json=json)
+        return cli_specs.show_plan(order.line, commands.plan_of(found, order), as_json=json)
+    commands.check(found, order)
+    return submit(found, order.line, wait=wait, as_json=json)
 
 
 def sh(
@@ -152,17 +152,17 @@ def sh(
 
 def stop(context: typer.Context, run: RunArgument, json: JsonFlag = False, project: ProjectFlag = None) -> int:
     """Let a run save a checkpoint and stop."""
-    from run_control import queue_writer, views
+    from run_control import commands
 
     found = project_of(context, project)
-    view = views.run(found, run)
-    if view.ended:
+    view, lines = commands.stop_lines(found, run)
+    if not lines:
         return emit(
             {"run": view.to_json(), "taken": False},
             as_json=json,
             show=lambda: say(f"{view.run_id} has ended already: {view.state}"),
         )
-    return submit(found, queue_writer.stop_line(view.run_id), wait=False, as_json=json)
+    return submit(found, lines[0], wait=False, as_json=json)
 
 
 def wait(
@@ -309,19 +309,6 @@ def _stream_line(sequence: int, line: str, *, as_json: bool) -> int:
     else:
         say(line)
     return sequence + 1
-
-
-def _resume_words(resume: str, allowed: list[names.Allow], more: list[str]) -> list[str]:
-    """The words of a queue line that say where to begin and what may differ from how that was made."""
-    from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY
-
-    words = [f"{RESUME_KEY}={resume}"] if resume else []
-    if allowed and not resume and not any(word.startswith(f"{RESUME_KEY}=") for word in more):
-        raise UsageError(
-            f"--allow-{allowed[0]} is about the checkpoint that --resume names, and there is no --resume",
-            hint=f"add --resume RUN, or leave --allow-{allowed[0]} out to begin anew",
-        )
-    return [*words, f"{ALLOW_KEY}={','.join(allowed)}"] if allowed else words
 
 
 def _show_queued(project: Project, queued: Queued) -> None:

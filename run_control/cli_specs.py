@@ -55,17 +55,14 @@ def rerun(
     project: ProjectFlag = None,
 ) -> int:
     """Queue exactly the same run once more, or say what has changed since. Same image: same bits."""
-    from run_control import cli_runs, launching, rerunning, views
+    from run_control import cli_runs, rerunning, views
 
     found = project_of(context, project)
     run_id = views.run(found, run).run_id
     made = rerunning.again(found, run_id, anyway=anyway)
     if dry_run:
         return show_plan("", made, as_json=json)
-    if made.refusal is not None:
-        hint = "give back what it was, or bridgehead rerun --anyway" if made.exact else made.refusal.hint
-        raise UsageError(f"{run_id}: {made.refusal.message}", hint=hint)
-    line = launching.line_of_spec(found, made, rerunning.image_of(found, run_id))
+    line = rerunning.line_again(found, run_id, made)
     return cli_runs.submit(found, line, wait=wait, as_json=json)
 
 

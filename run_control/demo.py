@@ -13,10 +13,10 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from bridgehead import files, names, processes
 from bridgehead.errors import INTERRUPTED_EXIT_CODE, BridgeheadError, UsageError, VmError
@@ -37,6 +37,8 @@ _GATE_KEYS = ("verdict", "effect", "interval", "candidate_accuracy", "baseline_a
 class Result:
     """The one JSON object that `--json` prints last."""
 
+    MADE: ClassVar[str] = "The bundle"
+
     ok: bool = False
     bundle: str = ""
     run_ids: dict[str, str] = field(default_factory=dict)
@@ -56,12 +58,12 @@ class Result:
         return values
 
 
-def demo(keep: Path | None, *, as_json: bool) -> int:
-    """Run the demo; 0 when all of it held. Whatever happens, nothing is left running."""
+def demo(keep: Path | None, *, as_json: bool, make: Callable[[Path, DemoView], Demo] | None = None) -> int:
+    """Run the demo (or another one, which `make` makes); 0 when all of it held. In the end nothing is left running."""
     _check_installed()
     folder = _new_folder(keep)
     view = DemoView()
-    show = _Demo(folder, view)
+    show = (make or Demo)(folder, view)
     interrupted = False
     try:
         with _signals_as_interrupt():
@@ -84,7 +86,7 @@ def demo(keep: Path | None, *, as_json: bool) -> int:
     return 0 if result.ok else 1
 
 
-class _Demo:
+class Demo:
     """The steps in their order. Each adds what it saw to `result`; the first that does not hold ends it."""
 
     def __init__(self, folder: Path, view: DemoView) -> None:
@@ -285,7 +287,7 @@ def _new_folder(keep: Path | None) -> Path:
 
 def _tell(result: Result, folder: Path, *, as_json: bool) -> None:
     if result.ok:
-        note(f"ok in {result.seconds['total']:.0f} s. The bundle: {result.bundle}")
+        note(f"ok in {result.seconds['total']:.0f} s. {result.MADE}: {result.bundle}")
         note(f"logs, status and results of each run: {folder / names.IN_FOLDER}")
     else:
         note(f"error: {result.reason}")

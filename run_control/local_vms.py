@@ -91,6 +91,12 @@ def stop_all(project: Project) -> list[str]:
     return stopped
 
 
+def stop(project: Project, vm: LocalVm) -> None:
+    """End a VM in order, and give its runs to the next one at once."""
+    backend(project).stop(vm)
+    _report(project, backend(project).describe(vm), STOPPED)
+
+
 def kill(project: Project, vm: VmHandle) -> None:
     """A VM's death, rehearsed. The ledger is not told: nobody tells it of a real one either."""
     backend(project).kill(vm)

@@ -14,7 +14,10 @@ from pathlib import Path
 from bridgehead import names
 
 _ESCAPES = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# Control characters, and those that turn the direction of text or draw nothing: with them a line shows what it is not.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
 _BLOCK_BYTES = 64 * 1024
 TAIL_MAX_BYTES = 8 * 2**20
 LINE_MAX = 2000  # characters of one line that are shown
@@ -124,8 +127,13 @@ def shown(line: bytes) -> str:
     """One line as a terminal would leave it: the last state of a progress bar, no escapes, no control characters."""
     states = [part for part in line.rstrip(b"\r").split(b"\r") if part]
     text = (states[-1] if states else b"").decode("utf-8", errors="replace")
-    text = _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", _ESCAPES.sub("", text))
+    text = _CONTROL.sub(_escaped, _ESCAPES.sub("", text))
     return text if len(text) <= LINE_MAX else text[:LINE_MAX] + f"… ({len(text) - LINE_MAX} more characters)"
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
 def _whole_characters(data: bytes) -> bytes:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from bridge.ledger_reader import LedgerReader
 from bridge.ledger_rows import REJECTED
 from bridgehead.errors import BridgeheadError, UsageError
 from run_control import bridge_control, locks, queue_writer
@@ -47,6 +48,15 @@ def _alone(project: Project) -> Iterator[bool]:
     finally:
         if fd is not None:
             os.close(fd)
+
+
+def newest_seq(project: Project) -> int:
+    """The number of the line that was taken last; 0 when none was, or when that can't be read just now."""
+    with contextlib.suppress(BridgeheadError, sqlite3.Error):
+        reader = LedgerReader(project.ledger)
+        with contextlib.closing(reader):
+            return max((row.seq for row in reader.commands(limit=1)), default=0)
+    return 0
 
 
 def submit(project: Project, line: str, *, via: str = "cli") -> Queued:

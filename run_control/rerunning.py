@@ -10,7 +10,7 @@ from bridge.project import PinRequest
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.records import RunRecord, StageSpec
-from run_control import pinning, plan, project_file, run_spec
+from run_control import launching, pinning, plan, project_file, run_spec
 from run_control.plan import Plan
 from run_control.project import Project
 from run_control.run_spec import RunSpec
@@ -50,6 +50,17 @@ def diff(project: Project, first: str, second: str) -> list[Difference]:
         if one != other:
             found.append(Difference(key, one, other))
     return found
+
+
+def line_again(project: Project, run_id: str, made: Plan, *, keep: bool = True) -> str:
+    """The line that runs what `again` has planned. Raises UsageError when something stands against it.
+
+    `keep`: store the spec that the line names.
+    """
+    if made.refusal is not None:
+        hint = "give back what it was, or bridgehead rerun --anyway" if made.exact else made.refusal.hint
+        raise UsageError(f"{run_id}: {made.refusal.message}", hint=hint)
+    return launching.line_of_spec(project, made, image_of(project, run_id), keep=keep)
 
 
 def again(project: Project, run_id: str, *, anyway: bool = False) -> Plan:

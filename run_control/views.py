@@ -15,7 +15,8 @@ from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import CheckpointInfo, Status, duration
-from run_control import run_cost, state_words
+from run_control import pace, run_cost, state_words
+from run_control.pace import Pace
 from run_control.project import Project
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class RunView:
     waits_for: str = ""  # why it stands still, and what to do about it; empty while it works or has ended
     cost: dict[str, Any] | None = None  # see run_cost.of; None where the project says nothing about money
     stalled_s: float | None = None  # so long without progress, many times what is usual; None: it is not stalled
+    rate_per_s: float | None = None  # steps a second of this attempt, once it is warm
+    eta_range_s: list[float] | None = None  # [least, most], from that rate
 
     @property
     def ended(self) -> bool:
@@ -82,7 +85,7 @@ class RunView:
             f"{self.state} ({failed})" if failed else state_words.shown(self.state, self.vm_state),
             _progress(self),
             " ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()),
-            duration(self.eta_s) if self.eta_s is not None and not self.ended else "",
+            _eta(self),
             _climbed(self.levels) or _checkpoint(self.checkpoint),
             _risk(self),
             run_cost.in_words(self.cost, ended=self.ended),
@@ -110,13 +113,25 @@ def runs(project: Project, *, now: float | None = None) -> list[RunView]:
         return []
     with ledger_of(project) as ledger:
         short = ledger.no_room()
-        return [run_view(project, row, now=now, short=short) for row in ledger.commands() if row.run_id]
+        views = [run_view(project, row, now=now, short=short) for row in ledger.commands() if row.run_id]
+    return [_paced(project, view) for view in views]
 
 
 def run(project: Project, text: str) -> RunView:
     """The run that `text` names: a run id, the start of one, or a stage (its newest run). Raises NotFoundError."""
     with ledger_of(project) as ledger:
-        return run_view(project, ledger.find_run(text), short=ledger.no_room())
+        return _paced(project, run_view(project, ledger.find_run(text), short=ledger.no_room()))
+
+
+def with_pace(view: RunView, found: Pace) -> RunView:
+    """The view with how fast the run is; as it was when the pace is another attempt's, or the run has ended."""
+    if view.ended or found.attempt != view.attempt or not view.vm_state or view.vm_state in names.ENDED:
+        return view
+    return dataclasses.replace(view, rate_per_s=found.rate_per_s, eta_range_s=found.eta_s)
+
+
+def _paced(project: Project, view: RunView) -> RunView:
+    return view if view.ended else with_pace(view, pace.of_run(project.run(view.run_id), view.attempt))
 
 
 def run_view(project: Project, row: CommandRow, *, now: float | None = None, short: Sequence[Shortage] = ()) -> RunView:
@@ -124,6 +139,14 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None, sho
 
     `short`: what this laptop has no room for, of any run.
     """
+    moment = time.time() if now is None else now
+    return view_of(project, row, read_status(project, row.run_id), moment, short=short)
+
+
+def view_of(
+    project: Project, row: CommandRow, status: Status | None, now: float, *, short: Sequence[Shortage] = ()
+) -> RunView:
+    """`run_view` for who has read the status file already; None: there is none."""
     view = RunView(
         run_id=row.run_id,
         stage=row.stage,
@@ -137,17 +160,16 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None, sho
         failure_class=row.failure_class,
         reason=row.reason,
     )
-    status, moment = _status(project, row.run_id), time.time() if now is None else now
     if status is not None:
-        view = _with_status(view, row, status, moment)
+        view = _with_status(view, row, status, now)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
     waits = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
-    stalled_s = run_cost.stalled_s(view.state, status, moment) if view.vm_state else None
+    stalled_s = run_cost.stalled_s(view.state, status, now) if view.vm_state else None
     if stalled_s is not None and status is not None:
         waits = run_cost.stalled_words(view.run_id, status.interval_s)
     mine = [item for item in short if item.run_id == row.run_id and not view.ended]
     waits = "; ".join(filter(None, (waits, state_words.no_room(mine))))
-    cost = run_cost.of(row.spec, view.state, status, view.eta_s, moment)
+    cost = run_cost.of(row.spec, view.state, status, view.eta_s, now)
     return dataclasses.replace(view, waits_for=waits, cost=cost, stalled_s=stalled_s)
 
 
@@ -182,7 +204,7 @@ def vms(project: Project, *, now: float | None = None) -> list[dict[str, Any]]:
         return []
     moment = time.time() if now is None else now
     with ledger_of(project) as ledger:
-        return [_vm(row, moment) for row in ledger.vms()]
+        return [vm_view(row, moment) for row in ledger.vms()]
 
 
 def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
@@ -213,8 +235,12 @@ def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]
     if not project.ledger.is_file():
         return []
     with ledger_of(project) as ledger:
-        short = ledger.no_room()
-        return [_command(row, _waits_for(project, row, short)) for row in ledger.commands(limit=newest)]
+        return commands_of(project, ledger.commands(limit=newest), ledger.no_room())
+
+
+def commands_of(project: Project, rows: Sequence[CommandRow], short: Sequence[Shortage]) -> list[dict[str, Any]]:
+    """The same for rows, and for what this laptop has no room for, that were read already."""
+    return [_command(row, _waits_for(project, row, short)) for row in rows]
 
 
 def notes(project: Project) -> list[dict[str, Any]]:
@@ -245,7 +271,8 @@ def _state(row: CommandRow, status: Status) -> str:
     return str(status.state)
 
 
-def _status(project: Project, run_id: str) -> Status | None:
+def read_status(project: Project, run_id: str) -> Status | None:
+    """What its VM last said of the run; None when it has said nothing that can be read."""
     record = files.read_json(project.run(run_id) / names.STATUS)
     if record is None:
         return None
@@ -259,7 +286,8 @@ def _waits_for(project: Project, row: CommandRow, short: Sequence[Shortage]) -> 
     return run_view(project, row, short=short).waits_for if row.run_id and not row.ended else ""
 
 
-def _vm(row: VmRow, now: float) -> dict[str, Any]:
+def vm_view(row: VmRow, now: float) -> dict[str, Any]:
+    """One VM as `vms` lists it."""
     release = {} if row.unpaired else state_words.release_of(row.heartbeat)
     reason = state_words.release_text(release, now) if release else row.reason
     return {
@@ -298,6 +326,14 @@ def _progress(view: RunView) -> str:
     if view.total_steps:
         return f"step {view.step}/{view.total_steps}"
     return f"step {view.step}" if view.step else ""
+
+
+def _eta(view: RunView) -> str:
+    if view.ended:
+        return ""
+    if view.eta_range_s is not None:
+        return "-".join(dict.fromkeys(duration(seconds) for seconds in view.eta_range_s))
+    return duration(view.eta_s) if view.eta_s is not None else ""
 
 
 def _checkpoint(checkpoint: dict[str, Any] | None) -> str:

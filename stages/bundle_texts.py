@@ -50,7 +50,7 @@ accelerometer and gyroscope.
 - Training and validation used people {seen}; it is judged on people {held_out}, whom it has never seen.
 - Accuracy there: {candidate:.3f}, against {baseline:.3f} of the baseline ({baseline_id}).
   Difference {effect:+.3f}, {confidence:.0%} interval [{low:+.3f}, {high:+.3f}] by subject and recording.
-- Limits: two held-out people and one watch. An exercise that is none of the seven still gets one of their labels.
+{more}- Limits: two held-out people and one watch. An exercise that is none of the seven still gets one of their labels.
   The comparison shows that the whole procedure beats the baseline, not how much of that the pretraining adds.
 """
 
@@ -60,7 +60,8 @@ def notice() -> str:
     return _NOTICE + (importlib.metadata.distribution("seglearn").read_text("LICENSE") or "BSD 3-Clause\n")
 
 
-def model_card(name: str, gate: Mapping[str, Any]) -> str:
+def model_card(name: str, gate: Mapping[str, Any], origin: Mapping[str, Any]) -> str:
+    """Filled from the records of its runs alone: what the gate measured, and where the model comes from."""
     low, high = gate["interval"]
     return _CARD.format(
         name=name,
@@ -79,4 +80,31 @@ def model_card(name: str, gate: Mapping[str, Any]) -> str:
         confidence=gate["confidence"],
         low=low,
         high=high,
+        more="".join(f"- {line}\n" for line in [*_asked(gate), *_leaks(gate), *_from(origin)]),
     )
+
+
+def _asked(gate: Mapping[str, Any]) -> list[str]:
+    """Each criterion with its verdict, in the gate's own words."""
+    return [
+        f"Gate, {item['metric']}: {item['verdict']}: {'; '.join(item['why'])}." for item in gate.get("criteria", [])
+    ]
+
+
+def _leaks(gate: Mapping[str, Any]) -> list[str]:
+    return [
+        f"Leakage check of the {side['who']}: {side['trained_on']} clips against {side['judged_on']} evaluated ones, "
+        f"{side['equal']} equal, {side['near']} nearly equal, shared people: {len(side['shared_groups'])}."
+        for side in gate["leak_check"].get("sides", [])
+    ]
+
+
+def _from(origin: Mapping[str, Any]) -> list[str]:
+    runs = [
+        f"{stage} `{value['run_id']}`"
+        for stage, value in origin.items()
+        if isinstance(value, Mapping) and "run_id" in value
+    ]
+    pool = origin.get("pool", {})
+    code = str(origin.get("ship_sha256") or "")[:16] or "unknown"
+    return [f"Made by {', '.join(runs)}; pool {str(pool.get('fingerprint'))[:16]}, code {code}."]

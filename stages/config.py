@@ -40,6 +40,8 @@ def _fits(hint: Any, value: object) -> bool:
         return any(_fits(option, value) for option in typing.get_args(hint))
     if origin is list:
         return isinstance(value, list) and all(_fits(typing.get_args(hint)[0], item) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
     if isinstance(value, bool):
         return hint is bool
     if hint is float:
@@ -48,4 +50,6 @@ def _fits(hint: Any, value: object) -> bool:
 
 
 def _in_words(hint: Any) -> str:
-    return "a list of integers" if typing.get_origin(hint) is list else getattr(hint, "__name__", str(hint))
+    if typing.get_origin(hint) is not list:
+        return getattr(hint, "__name__", str(hint))
+    return "a list of tables" if typing.get_origin(typing.get_args(hint)[0]) is dict else "a list of integers"

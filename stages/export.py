@@ -15,8 +15,8 @@ from stages import bundle_texts, clips_pool, sampling, training
 from stages.clips_pool import ClipPool
 from stages.config import read_config, require
 from stages.entry import run_stage
+from stages.judging import Verdict
 from stages.model import classifier_from, load_weights
-from stages.paired import Verdict
 
 OUTPUTS = ["logits", "embedding"]
 
@@ -120,7 +120,7 @@ def _content(
         gate=gate,
         license=bundle_texts.LICENSE,
         notice=bundle_texts.notice(),
-        model_card=bundle_texts.model_card(config.name, gate),
+        model_card=bundle_texts.model_card(config.name, gate, origin),
     )
 
 

@@ -1,6 +1,8 @@
 """Stage finetune: a linear probe first, then everything (LP-FT), encoder and head each at a rate of their own.
 
-A fresh head would wreck a pretrained encoder with its first gradients, so the head is trained alone until it is good.
+A fresh head would wreck a pretrained encoder with its first gradients, so the head is trained alone until it is good
+(A. Kumar et al., "Fine-Tuning can Distort Pretrained Features", 2022, arXiv:2202.10054). `method` can leave out either
+phase, to see what it is worth: "plain" trains everything from the start, "probe" nothing but the head.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from stages.probe import ProbeRecipe, clips_sha256, fit_probe, head_loss, head_o
 
 WEIGHTS = ("raw", "ema")
 HEAD, ENCODER = "head", "encoder"  # the optimizer's two groups
+LP_FT, PLAIN, PROBE = "lp-ft", "plain", "probe"
 
 
 @dataclass(frozen=True)
 class FinetuneConfig:
     """[stages.finetune.config] of bridgehead.toml."""
 
+    method: str = LP_FT  # or plain, or probe
     label_subjects: list[int] = field(default_factory=lambda: list(clips_pool.TRAIN_SUBJECTS))
     clips: int = 4000
     validation_clips: int = 2000
@@ -47,7 +51,13 @@ class FinetuneConfig:
     threads: int = 1
 
     @property
+    def phases(self) -> tuple[int, int]:
+        """Epochs of the head alone, and of everything."""
+        return (0 if self.method == PLAIN else self.probe_epochs, 0 if self.method == PROBE else self.tune_epochs)
+
+    @property
     def probe(self) -> ProbeRecipe:
+        """Of the head alone; the gate's baseline is trained by it, whichever method this is."""
         return ProbeRecipe(self.probe_epochs, self.batch, self.probe_learning_rate, self.weight_decay, self.seed)
 
 
@@ -71,14 +81,16 @@ def finetune(run: Run) -> int:
     random_encoder = new_encoder(encoder.width, pool.mean, pool.std, seed=config.seed).to(device)
     random_probe = fit_probe(random_encoder, pool, labelled, config.probe)
     record = _record(run, config, pool, labelled, pretrained, classifier)
+    accuracy = evaluation.accuracy(classifier, pool, validation, device)
     results = {
         **loop.outcome(),
         "weights_sha256": record["weights_sha256"],
         "artifact_sha256": run.with_room(lambda: save_weights(run.artifact(names.CLASSIFIER_WEIGHTS), record)),
         "validation_subjects": list(clips_pool.VALIDATION_SUBJECTS),
-        "probe_accuracy": loop.notes["probe_accuracy"],
+        "method": config.method,
+        "probe_accuracy": loop.notes.get("probe_accuracy", accuracy if config.method == PROBE else None),
         "random_probe_accuracy": evaluation.accuracy(random_probe, pool, validation, device),
-        "accuracy": evaluation.accuracy(classifier, pool, validation, device),
+        "accuracy": accuracy,
         "encoder_changed": weights_sha256(classifier.encoder) != before,
         "pool": clips_pool.describe(pool),
         "clips_used": len(labelled),
@@ -87,16 +99,17 @@ def finetune(run: Run) -> int:
         "config": asdict(config),
     }
     run.results(results)
+    probe = f"probe {results['probe_accuracy']:.3f}, " if config.method == LP_FT else ""
     run.message(
-        f"finetune done: accuracy on subject {clips_pool.VALIDATION_SUBJECTS[0]} {results['accuracy']:.3f}, "
-        f"probe {results['probe_accuracy']:.3f}, probe of an untrained encoder {results['random_probe_accuracy']:.3f}"
+        f"finetune ({config.method}) done: accuracy on subject {clips_pool.VALIDATION_SUBJECTS[0]} {accuracy:.3f}, "
+        f"{probe}probe of an untrained encoder {results['random_probe_accuracy']:.3f}"
     )
     return 0
 
 
 def rates(step: int, config: FinetuneConfig, clips: int) -> dict[str, float]:
     """Both groups' learning rates, a pure function of the step: in phase 1 the encoder's is 0, in phase 2 never."""
-    probe_steps = config.probe_epochs * (clips // config.batch)
+    probe_steps = config.phases[0] * (clips // config.batch)
     if step < probe_steps:
         return {HEAD: config.probe.rate(step, clips), ENCODER: 0.0}
     horizon = config.tune_epochs * (clips // config.batch)
@@ -128,17 +141,17 @@ def train(
     labels = torch.from_numpy(pool.labels(labelled)).to(device)
     classifier = head_on(encoder, frozen, config.seed)
     optimizer = new_optimizer(classifier, config)
-    plan = training.Plan(config.probe_epochs + config.tune_epochs, len(labelled) // config.batch, config.batch)
+    plan = training.Plan(sum(config.phases), len(labelled) // config.batch, config.batch)
     run.declare(config={**asdict(config), "encoder": encoder_sha256}, neutral=NEUTRAL, pool=pool.fingerprint)
     loop = training.Loop(run, plan, {"classifier": classifier, "optimizer": optimizer})
     loop.resume()
     for at in loop:
         batch = probe_batch(pool, labelled, config.probe, at.epoch, at.index, device)
         training.set_learning_rates(optimizer, rates(at.step, config, len(labelled)))
-        if at.epoch < config.probe_epochs:
+        if at.epoch < config.phases[0]:
             loss = head_loss(classifier, frozen[batch], labels[batch])
         else:
-            if "probe_accuracy" not in loop.notes:
+            if config.method == LP_FT and "probe_accuracy" not in loop.notes:
                 loop.notes["probe_accuracy"] = evaluation.accuracy(classifier, pool, validation, device)
             loss = _whole_loss(classifier, config, pool, labelled[batch.cpu().numpy()], at.epoch)
         optimizer.zero_grad(set_to_none=True)
@@ -179,6 +192,7 @@ def _record(
     """classifier.pt: the weights, and all that the gate needs to train its baseline on the same clips."""
     seen = {*pretrained["train_subjects"], *config.label_subjects, *clips_pool.VALIDATION_SUBJECTS}
     return {
+        "method": config.method,
         "width": classifier.encoder.width,
         "labels": list(clips_pool.LABELS),
         "raw": {name: value.cpu() for name, value in classifier.state_dict().items()},
@@ -198,6 +212,7 @@ def _record(
 
 
 def _check(config: FinetuneConfig) -> None:
+    require(config.method in (LP_FT, PLAIN, PROBE), names.FINETUNE, f"method must be {LP_FT}, {PLAIN} or {PROBE}")
     require(config.weights in WEIGHTS, names.FINETUNE, f"weights must be one of {', '.join(WEIGHTS)}")
     require(min(config.probe_epochs, config.tune_epochs) >= 1, names.FINETUNE, "both phases need an epoch at least")
     require(1 <= config.batch <= config.clips, names.FINETUNE, "batch must be 1 to the number of clips")

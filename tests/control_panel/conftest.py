@@ -1,17 +1,36 @@
-"""One browser for all tests of the view, and a page with the fake front end in it."""
+"""Projects for the model's tests; for the view's one browser and a page with the fake front end in it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from project_support import Seeded
 
 import panel_states
 from bridgehead.errors import NotFoundError
+from run_control import init
+from run_control.project import Project
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Project:
+    """What `bridgehead init` makes."""
+    project, _ = init.init(tmp_path / "watch")
+    project.make_private()
+    return project
+
+
+@pytest.fixture
+def seeded(fresh: Project) -> Iterator[Seeded]:
+    made = Seeded(fresh)
+    yield made
+    made.ledger.close()
 
 
 @pytest.fixture(scope="session")

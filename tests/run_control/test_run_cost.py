@@ -80,7 +80,7 @@ def test_status_shows_a_stalled_run_as_stalled_and_not_as_dead(seeded: Seeded) -
     [run_id] = seeded.take("run:pretrain")
     seeded.ack(run_id, Ack.STARTED)
     seeded.status(run_id)
-    status = views._status(seeded.project, run_id)
+    status = views.read_status(seeded.project, run_id)
     assert status is not None
     told = dataclasses.replace(status, progress_at=NOW - 1000, interval_s=2.0)
     files.write_json(seeded.project.run(run_id) / names.STATUS, told.to_json())

@@ -100,6 +100,24 @@ def test_killed_in_either_phase_it_ends_bit_for_bit_the_same(
     assert results(run)["probe_accuracy"] == results(whole)["probe_accuracy"]
 
 
+@pytest.mark.parametrize("method", [finetune.PLAIN, finetune.PROBE])
+def test_either_phase_can_be_left_out(pipeline: Workshop, method: str) -> None:
+    number = 20 + (method == finetune.PROBE)
+    run = pipeline.run(names.FINETUNE, f"finetune-00{number}-bbbbbb", _config(method=method))
+    assert pipeline.here(finetune.finetune, run) == 0
+    outcome = results(run)
+    assert outcome["encoder_changed"] is (method == finetune.PLAIN)
+    assert outcome["probe_accuracy"] == (outcome["accuracy"] if method == finetune.PROBE else None)
+    record = model.load_weights(run.folder / names.ARTIFACTS / names.CLASSIFIER_WEIGHTS, names.FINETUNE)
+    assert record["probe"]["epochs"] == 2  # the gate's baseline is the same for every method
+
+
+def test_a_method_that_does_not_exist_is_refused(pipeline: Workshop) -> None:
+    run = pipeline.run(names.FINETUNE, "finetune-0022-cccccc", _config(method="lpft"))
+    with pytest.raises(UsageError, match="method must be lp-ft, plain or probe"):
+        pipeline.here(finetune.finetune, run)
+
+
 def _dies(run: Run, now: bool) -> None:
     run.finish_saving()  # or it would be chance which checkpoint the kill leaves
     if now:

@@ -17,16 +17,17 @@ from bridgehead.errors import UsageError, VerificationError
 from bridgehead.files import sha256_file
 from bridgehead.run import Run
 from stage_support import Workshop, results
-from stages import clips_pool, evaluation, export, gate, model, paired
-from stages.paired import Verdict, decide
+from stages import clips_pool, evaluation, export, gate, judging, model
+from stages.judging import Bootstrap, Criterion, Verdict, decide
 
 SUBJECTS = np.repeat([9, 10], 600)
 RECORDINGS = np.repeat(np.arange(12), 100)
 
 
-def compare(candidate: NDArray[np.bool_], baseline: NDArray[np.bool_], **values: Any) -> paired.Comparison:
-    settings = {"min_effect": 0.02, "confidence": 0.95, "resamples": 2000, "seed": 0, **values}
-    return paired.compare(candidate, baseline, SUBJECTS, RECORDINGS, **settings)
+def compare(candidate: NDArray[np.bool_], baseline: NDArray[np.bool_], **values: Any) -> judging.Comparison:
+    asked = Criterion("accuracy", **{"min_effect": 0.02, **values})
+    sides = candidate.astype(np.float64), baseline.astype(np.float64)
+    return judging.compare(*sides, SUBJECTS, RECORDINGS, asked, Bootstrap(0.95, 2000, 0))
 
 
 def right(share: float, *, seed: int) -> NDArray[np.bool_]:
@@ -59,7 +60,7 @@ def test_a_gain_on_one_person_alone_is_undecided() -> None:
     found = compare(candidate, baseline)
     assert found.effect > 0.15
     assert found.verdict is Verdict.UNDECIDED
-    assert found.by_subject["10"]["difference"] == 0.0
+    assert found.by_group["10"]["difference"] == 0.0
 
 
 def test_a_gain_on_one_recording_alone_is_undecided() -> None:
@@ -80,34 +81,25 @@ def test_a_gain_on_one_recording_alone_is_undecided() -> None:
     ],
 )
 def test_the_verdict_follows_from_the_interval(low: float, high: float, verdict: Verdict) -> None:
-    assert decide(low, high, 0.02, subjects=2) is verdict
+    assert decide(low, high, 0.02, groups=2) is verdict
 
 
 def test_one_person_is_never_enough_for_a_pass() -> None:
-    assert decide(0.3, 0.4, 0.02, subjects=1) is Verdict.UNDECIDED
-
-
-def test_it_is_paired_by_clip() -> None:
-    found = compare(right(0.9, seed=1), right(0.5, seed=2))
-    assert sum(found.clips.values()) == len(SUBJECTS)
-    gain = (found.clips["candidate_alone"] - found.clips["baseline_alone"]) / len(SUBJECTS)
-    assert found.effect == pytest.approx(gain)
+    assert decide(0.3, 0.4, 0.02, groups=1) is Verdict.UNDECIDED
 
 
 def test_each_person_counts_the_same_however_many_clips_there_are() -> None:
     keep = (SUBJECTS == 9) | (np.arange(len(SUBJECTS)) % 100 < 10)
     candidate, baseline = SUBJECTS == 9, np.zeros(len(SUBJECTS), dtype=bool)
-    found = paired.compare(
-        candidate[keep], baseline[keep], SUBJECTS[keep], RECORDINGS[keep],
-        min_effect=0.0, confidence=0.9, resamples=500, seed=0,
-    )  # fmt: skip
+    sides = candidate[keep].astype(np.float64), baseline[keep].astype(np.float64)
+    found = judging.compare(*sides, SUBJECTS[keep], RECORDINGS[keep], Criterion("accuracy"), Bootstrap(0.9, 500, 0))
     assert found.effect == 0.5
 
 
 def test_the_bootstrap_covers_what_it_says() -> None:
     """Against the plain arithmetic for one subject: 28 recordings' mean ± 1.96 standard errors."""
     values = np.random.default_rng(0).normal(0.1, 0.2, size=28)
-    means = paired.bootstrap([values], 8000, seed=1)
+    means = judging.bootstrap([values], 8000, seed=1)
     assert means.mean() == pytest.approx(values.mean(), abs=0.003)
     assert means.std() == pytest.approx(values.std() / np.sqrt(28), rel=0.05)
 
@@ -130,6 +122,9 @@ def test_the_passing_gate_judged_on_people_nobody_trained_on(pipeline: Workshop)
     assert outcome["verdict"] == "pass" and sorted(outcome["by_subject"]) == ["10", "9"]
     assert outcome["leak_check"]["disjoint"]
     assert not set(outcome["leak_check"]["seen_subjects"]) & set(outcome["leak_check"]["held_out_subjects"])
+    sides = {side["who"]: side for side in outcome["leak_check"]["sides"]}
+    assert all(sides[who]["clean"] and sides[who]["trained_on"] > 0 for who in ("candidate", "baseline"))
+    assert sum(outcome["clips"].values()) == outcome["evaluated_clips"]
     assert outcome["candidate"]["weights_sha256"] == results(pipeline.inputs[names.FINETUNE])["weights_sha256"]
 
 
@@ -177,6 +172,53 @@ def test_the_baseline_is_the_best_of_several_on_the_validation_subject(pipeline:
 def test_settings_that_can_not_work_are_refused(pipeline: Workshop, config: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="stages.gate.config"):
         rerun(pipeline, "gate-0006-eeeeee", **config)
+
+
+def test_each_criterion_counts_and_the_verdict_says_which_one_was_missed(pipeline: Workshop) -> None:
+    asked = [{"metric": "log_loss", "threshold": 0.001}]
+    code, outcome, _ = rerun(pipeline, "gate-0007-ffffff", criteria=asked, confidence=0.6)
+    assert (code, outcome["verdict"]) == (names.GATE_FAILED_EXIT_CODE, "fail")
+    assert [item["verdict"] for item in outcome["criteria"]] == ["pass", "fail"]
+    assert any("misses 0.001" in line for line in outcome["why"])
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"metric": "acuracy"}, "measures 'acuracy'"),
+        ({"metric": "log_loss", "direction": "higher"}, "is no better"),
+        ({"metric": "log_loss", "min_efect": 1.0}, "no key 'min_efect'"),
+        ({"metric": "log_loss", "margin": -1.0}, "can't be negative"),
+        ({"metric": "accuracy"}, "asks twice"),
+    ],
+)
+def test_a_criterion_that_can_not_be_meant_is_refused(pipeline: Workshop, table: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        rerun(pipeline, "gate-0008-aaaabb", criteria=[table])
+
+
+def test_a_model_that_gives_no_numbers_fails_in_words(pipeline: Workshop, tmp_path: Path) -> None:
+    folder, record = _copy_of_finetune(pipeline, tmp_path)
+    state = {name: value.clone() for name, value in record["raw"].items()}
+    state["head.bias"][0] = float("nan")
+    _put(folder, {**record, "raw": state})
+    run = pipeline.run(names.GATE, "gate-0009-abbbbb", {"min_effect": 0.0, "resamples": 500})
+    assert pipeline.with_inputs(**{names.FINETUNE: folder}).here(gate.gate, run) == names.GATE_FAILED_EXIT_CODE
+    outcome = results(run)
+    assert outcome["verdict"] == "fail" and outcome["effect"] is None
+    assert "the candidate's accuracy is no finite number" in outcome["why"][0]
+
+
+def test_what_a_gate_leaves_lets_two_models_be_compared_later(pipeline: Workshop) -> None:
+    """Each recording's mean, of both sides: comparing them again gives the verdict's own figures."""
+    from stages import cells
+
+    outcome = results(pipeline.inputs[names.GATE])
+    both = [outcome["cells"][who] for who in ("candidate", "baseline")]
+    again = cells.compare(*both, Criterion("accuracy"), Bootstrap(outcome["confidence"], 1000, 0))
+    assert [again.low, again.high] == pytest.approx(outcome["interval"])
+    rows = cells.regressions(*both, Criterion("accuracy"), Bootstrap(0.9, 500, 0))
+    assert rows[0]["slice"] == "all" and {row["slice"] for row in rows} >= {"group 9", "label PEN"}
 
 
 def test_export_refuses_the_verdict_on_other_weights(pipeline: Workshop, tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""What a press of a button does: the same functions as the command line, each press once however often it arrives.
+
+`act` is called on a thread that may wait. It never raises for what a view sends: the answer says what was wrong.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bridgehead import names
+from bridgehead.errors import BridgeheadError, UsageError, VerificationError
+from bridgehead.queue_lines import Verb, parse_line
+from control_panel.log_text import Reader, plain
+from control_panel.sent import Sent
+from control_panel.shapes import Artifact, HashState, QueueLine
+from run_control import commands, desktop, log_pages, plan, queue_writer, queueing, views
+from run_control.commands import Order
+from run_control.project import Project
+
+Answer = dict[str, Any]
+REMEMBERED_MAX: Final = 4096  # presses whose answer is repeated and not acted on again
+_SHOWN_ALREADY: Final = "this cell was shown already; ask anew for another look at it"
+
+
+class Actions:
+    """Safe from several threads."""
+
+    def __init__(
+        self,
+        project: Project,
+        *,
+        sent: Sent | None = None,
+        on_check: Callable[[Artifact], None] = lambda artifact: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`on_check` hears what `verify` has found."""
+        self.sent = sent or Sent()
+        self._project = project
+        self._on_check = on_check
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Answer]] = {
+            "plan": self._plan,
+            "pair": self._pair,
+            "release": self._release,
+            "verify": self._verify,
+            "open": self._open,
+            "log": self._log,
+            **dict.fromkeys(("run", "stop", "resume", "rerun", "export", "gate", "sh", "sync"), self._queue),
+        }
+
+    def act(self, command: Mapping[str, Any]) -> Answer:
+        """`command`: {"id", "verb", "args"}. Returns {"id", "state", "text", "line"} and what the verb adds.
+
+        States: sent (in queue.txt), taken (the bridge has it), done, refused (nothing was done), failed. An id that
+        came before gets the answer that it got then, or as far as it is.
+        """
+        command_id, verb, args = str(command.get("id", ""))[:64], str(command.get("verb", "")), command.get("args")
+        if not command_id or verb not in self._verbs or not isinstance(args, Mapping):
+            return _answer(command_id, "refused", f"no such command: {verb[:40]!r}")
+        with self._lock:
+            known = self._answers.get(command_id)
+            if known is not None:
+                return known
+            self._remember(command_id, _answer(command_id, "sent", "it is under way"))
+        meant = args.get("verb", "run") if verb == "plan" else verb
+        answer = self._guarded(command_id, verb, {**args, "verb": meant})
+        with self._lock:
+            self._remember(command_id, _answer(command_id, "refused", _SHOWN_ALREADY) if "cell" in answer else answer)
+        return answer
+
+    def _guarded(self, command_id: str, verb: str, args: Mapping[str, Any]) -> Answer:
+        try:
+            return self._verbs[verb](command_id, args)
+        except BridgeheadError as error:
+            return {**_answer(command_id, "refused", plain(error.message)), "next": plain(error.hint)}
+        except (OSError, sqlite3.Error) as error:
+            return _answer(command_id, "failed", plain(str(getattr(error, "strerror", "") or error)))
+
+    def _remember(self, command_id: str, answer: Answer) -> None:
+        self._answers[command_id] = answer
+        while len(self._answers) > REMEMBERED_MAX:
+            self._answers.popitem(last=False)
+
+    # --- what becomes a line of queue.txt ---------------------------------------------------------
+
+    def _orders(self, args: Mapping[str, Any], *, keep: bool) -> list[Order]:
+        """The lines of this press. `keep`: they will be queued. Raises UsageError and NotFoundError."""
+        verb, run, project = str(args["verb"]), _text(args, "run"), self._project
+        if verb == "run":
+            overrides = args.get("overrides")
+            words = commands.override_words(overrides) if isinstance(overrides, Mapping) else []
+            stage, vm, unpriced = (_text(args, name) for name in ("stage", "vm", "unpriced"))
+            return [commands.order_run(project, stage, words, vm=vm, unpriced=unpriced)]
+        if verb == "stop":
+            view, lines = commands.stop_lines(project, run, now=args.get("now") is True)
+            if not lines:
+                raise UsageError(f"{view.run_id} has ended already: {view.state}")
+            return [Order(line) for line in lines]
+        if verb == "resume":
+            return [commands.order_resume(project, run)]
+        if verb == "rerun":
+            return [commands.order_rerun(project, run, anyway=args.get("anyway") is True, keep=keep)]
+        if verb in (names.EXPORT, names.GATE):
+            return [commands.order_shipped(project, verb)]
+        if verb == "sh":
+            return [Order(queue_writer.shell_line(_text(args, "text"), _text(args, "vm")))]
+        if verb == "sync":
+            return [Order(f"{Verb.SYNC}:")]
+        raise UsageError(f"{verb[:40]} is no line of {names.QUEUE_FILE}")
+
+    def _plan(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        orders = self._orders(args, keep=False)
+        answer = _answer(command_id, "done", "", "; ".join(shown(order.line) for order in orders))
+        if not orders[0].stage:
+            return answer
+        made = commands.plan_of(self._project, orders[0])
+        told = {**answer, "text": "; ".join(plan.lines(made)), "plan": made.to_json()}
+        told["spec"] = {key: value for key, value in made.stage.to_json().items() if key != "pins"}
+        if made.refusal is None:
+            return told
+        return {**told, "state": "refused", "text": plain(made.refusal.message), "next": plain(made.refusal.hint)}
+
+    def _queue(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        orders = self._orders(args, keep=True)
+        commands.check(self._project, orders[0])
+        lines = [order.line for order in orders]
+        for line in lines[:-1]:  # a stop at once is two lines: the first asks, the second kills
+            queueing.submit(self._project, line, via="panel")
+        line, words = lines[-1], "; ".join(shown(line) for line in lines)
+        waiting = QueueLine(0, command_id, words, "sent", t=self._clock())
+        self.sent.add(command_id, line, waiting, queueing.newest_seq(self._project))
+        try:
+            queued = queueing.submit(self._project, line, via="panel")
+        except OSError:
+            self.sent.drop(command_id)
+            raise
+        if not queued.taken:
+            return _answer(command_id, "sent", f"it is in {names.QUEUE_FILE}; no bridge has taken it yet", words)
+        self.sent.taken(command_id, queued.seq)
+        return {**_answer(command_id, "taken", f"#{queued.seq} {queued.run_id}".strip(), words), "run": queued.run_id}
+
+    # --- what does not ---------------------------------------------------------------------------------
+
+    def _pair(self, command_id: str, _args: Mapping[str, Any]) -> Answer:
+        text = "it holds your pairing code: paste it into a notebook of your own and share it with nobody"
+        return {**_answer(command_id, "done", text), "cell": commands.pairing_cell(self._project)}
+
+    def _release(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        return _answer(command_id, "done", f"{commands.release(self._project, _text(args, 'vm'))} is ended")
+
+    def _verify(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        run, path = _text(args, "run"), _text(args, "path") or names.BUNDLE
+        found = commands.arrived(self._project, run, path)
+        try:
+            report = commands.verify_bundle(found)
+        except VerificationError as error:
+            self._checked(run, path, HashState.BAD, error.in_one_line())
+            return {**_answer(command_id, "failed", plain(error.message)), "next": plain(error.hint)}
+        text = f"verified: {report['files']} files, {report['samples']} samples, gate {report['gate']}"
+        self._checked(run, path, HashState.VERIFIED, text)
+        return {**_answer(command_id, "done", text), "report": report}
+
+    def _checked(self, run: str, path: str, state: HashState, note: str) -> None:
+        self._on_check(Artifact(run, path, 0, state, "bundle", self._clock(), plain(note, 300)))
+
+    def _open(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        found = commands.arrived(self._project, _text(args, "run"), _text(args, "path"))
+        folder = found if found.is_dir() else found.parent
+        return _answer(command_id, "done" if desktop.open_folder(folder) else "failed", str(folder))
+
+    def _log(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        run = views.run(self._project, _text(args, "run"))
+        path, offset = self._project.run(run.run_id) / names.LOG, _whole(args.get("from_bytes"))
+        if _text(args, "search"):
+            found = log_pages.search(path, _text(args, "search"), from_bytes=offset or 0)
+        elif args.get("first_error"):
+            found = log_pages.first_error(path, from_bytes=offset or 0)
+        else:
+            found = log_pages.page(path, from_bytes=offset, to_bytes=_whole(args.get("to_bytes")))
+        reader = Reader(run.run_id)
+        made = reader.lines([line for _, line in found.lines], run.vm_id, 0.0)
+        lines = [{**line.to_json(), "at": at} for (at, _), line in zip(found.lines, made, strict=True)]
+        text = "" if found.searched_to is None else f"nothing up to byte {found.searched_to:,}; search on"
+        return {**_answer(command_id, "done", text), "run": run.run_id, **log_pages.to_json(found, lines)}
+
+
+def shown(line: str) -> str:
+    """A queue line as a person reads it: what sh: holds in clear."""
+    parsed = parse_line(line)
+    if parsed is None or parsed.verb is not Verb.SH:
+        return plain(line, 500)
+    pin = f"@{parsed.vm} " if parsed.vm else ""
+    return plain(f"{pin}{Verb.SH}: {parsed.argument}", 500)
+
+
+def _answer(command_id: str, state: str, text: str, line: str = "") -> Answer:
+    return {"id": command_id, "state": state, "text": text, "line": line}
+
+
+def _text(args: Mapping[str, Any], name: str) -> str:
+    value = args.get(name, "")
+    return value if isinstance(value, str) else ""
+
+
+def _whole(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

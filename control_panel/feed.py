@@ -1,0 +1,254 @@
+"""What keeps the panel's model up to date: one thread that looks at the ledger, at in/ and at the bridge.
+
+It only reads, so the bridge may run in a process of its own, in this one, or not at all. A look costs next to nothing
+while nothing has changed: the ledger is asked for its version, files for their size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from bridgehead import names
+from bridgehead.errors import BridgeheadError, ProjectError
+from bridgehead.names import RunState
+from control_panel import from_views
+from control_panel.model import PanelModel, Update
+from control_panel.run_files import RunFiles
+from control_panel.sent import Sent
+from control_panel.shapes import Alert, Artifact, LogLine, QueueLine, Run, Vm
+from run_control import alarms, alerts, bridge_control, local_vms, project_file, views
+from run_control.alerts import AlertView
+from run_control.bridge_control import LiveBridge
+from run_control.live_view import Cached, LiveView
+from run_control.project import Project
+from run_control.views import RunView
+
+TICK_S: Final = 0.2
+PROGRESS_EVERY_S: Final = 0.5
+AGES_EVERY_S: Final = 1.0  # all is told anew so often, for what changes by time alone
+SLOW_EVERY_S: Final = 10.0
+ENDED_LOOKS_S: Final = 60.0  # a run that ended so long ago is looked at with the slow things only
+LINES_MAX: Final = 20_000  # of all logs in one look
+_log = logging.getLogger(__name__)
+
+
+class Feed:
+    """`start` and `close` once each; or `look` by hand, from one thread."""
+
+    def __init__(
+        self,
+        project: Project,
+        model: PanelModel,
+        *,
+        sent: Sent | None = None,
+        bridge: Callable[[], Mapping[str, str]] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`sent`: the lines that the panel's actions added. `bridge` tells of a bridge in this very process."""
+        self._project = project
+        self._model = model
+        self._sent = sent or Sent()
+        self._own_bridge = bridge
+        self._clock = clock
+        self._view = LiveView(project)
+        self._runs: dict[str, RunFiles] = {}
+        self._since: dict[str, float] = {}  # key of an alert -> when it was first seen
+        self._file = Cached(project.file, lambda: project_file.load(project.root))
+        self._next_progress = self._next_ages = self._next_slow = 0.0
+        self._live: LiveBridge | None = None
+        self._local: list[str] = []
+        self._checks: dict[tuple[str, str], tuple[Artifact, tuple[int, float] | None]] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin. Does nothing the second time."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="bridgehead-panel-feed", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and let go of the ledger."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(10)
+        self._view.close()
+
+    def note_check(self, checked: Artifact) -> None:
+        """What a check of an artifact has found: shown in place of what was known of it. From any thread."""
+        self._checks[checked.run, checked.path] = checked, None
+        self._next_ages = 0.0
+
+    def look(self) -> bool:
+        """One look at everything that is due. Returns whether anything is new to a view."""
+        now = self._clock()
+        changed = self._view.look()
+        slow = now >= self._next_slow
+        if slow:
+            self._next_slow = now + SLOW_EVERY_S
+            self._local = self._local_ids()
+        views_of_runs = self._view.runs(now)
+        points, lines = self._read_folders(views_of_runs, now, slow=slow)
+        if changed or slow or now >= self._next_ages or points or self._sent.changed():
+            self._next_ages = now + AGES_EVERY_S
+            return self._model.ingest(self._all(views_of_runs, points, lines, now, slow=slow))
+        return self._model.ingest(Update(lines=lines)) if lines else False
+
+    # --- inside ---------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        failing = False
+        while not self._stop.wait(TICK_S):
+            try:
+                self.look()
+                failing = False
+            except Exception:  # noqa: BLE001  edge of the thread: whatever a file holds, the next look may do better
+                if not failing:
+                    _log.exception("the panel could not look at %s", self._project.root)
+                failing = True
+
+    def _read_folders(
+        self, runs: list[RunView], now: float, *, slow: bool
+    ) -> tuple[dict[str, dict[str, list[tuple[int, float]]]], list[LogLine]]:
+        """New points and log lines of the runs that may have any."""
+        points: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        progress = slow or now >= self._next_progress
+        self._next_progress = now + PROGRESS_EVERY_S if progress else self._next_progress
+        lines: list[LogLine] = []
+        for gone in set(self._runs) - {view.run_id for view in runs}:
+            del self._runs[gone]
+        for view in runs:
+            fresh = view.run_id not in self._runs
+            found = self._runs.setdefault(view.run_id, RunFiles(self._project.run(view.run_id), view.run_id))
+            if view.ended and now - view.updated > ENDED_LOOKS_S and not (slow or fresh):
+                continue
+            if progress and (told := found.points()):
+                points[view.run_id] = told
+            lines += found.log.look(view.vm_id, now)
+        return points, lines[-LINES_MAX:]
+
+    def _all(
+        self, runs: list[RunView], points: Mapping[str, Any], lines: list[LogLine], now: float, *, slow: bool
+    ) -> Update:
+        paced = [views.with_pace(view, self._runs[view.run_id].pace) for view in runs]
+        told = self._view.vms(now)
+        self._live = self._bridge_now()
+        stages, can, mistake = self._project_now()
+        shown, vms = [from_views.run(view, self._runs[view.run_id]) for view in paced], self._vms(told, runs)
+        bridge, artifacts = self._bridge_told(), self._artifacts(runs, anew=slow)
+        return Update(
+            vms=vms,
+            runs=shown,
+            points=points,
+            lines=lines,
+            queue=self._queue(),
+            artifacts=artifacts,
+            alerts=self._alerts(paced, told, mistake, now),
+            bridge=bridge,
+            stages=stages,
+            can=can,
+            next=next_step(bridge["state"], vms, shown, stages, artifacts),
+            project=self._project.root.name,
+        )
+
+    def _bridge_now(self) -> LiveBridge | None:
+        with contextlib.suppress(BridgeheadError, OSError):
+            return bridge_control.find(self._project)
+        return None
+
+    def _bridge_told(self) -> dict[str, str]:
+        if self._own_bridge is not None:
+            return {"state": "up", "url": "", "tunnel": "", "trouble": "", **self._own_bridge()}
+        started_once = bool(self._view.rows or self._view.vm_rows) or self._project.ledger.exists()
+        trouble = self._view.trouble
+        return from_views.bridge(self._live, trouble, started_once=started_once)
+
+    def _project_now(self) -> tuple[list[dict[str, Any]], dict[str, bool], str]:
+        """Stages, what is allowed, and a mistake in the project file."""
+        try:
+            found = self._file.get()
+        except ProjectError as error:
+            return [], {"sh": False}, error.in_one_line()
+        stages = [
+            {"name": stage.name, "after": list(stage.after), "command": stage.command}
+            for stage in found.stages.values()
+        ]
+        return stages, {"sh": found.allow_sh}, ""
+
+    def _alerts(self, runs: list[RunView], vms: list[dict[str, Any]], mistake: str, now: float) -> list[Alert]:
+        up = True if self._own_bridge is not None else None
+        found = alerts.alerts(runs, vms, self._live, now=now, bridge_up=up)
+        if mistake:
+            found.append(AlertView("project-file", alerts.BAD, mistake, f"mend {names.PROJECT_FILE}"))
+        for number, line in enumerate(alarms.alarms(self._project)):
+            text, _, step = line.partition(". next: ")
+            found.append(AlertView(f"laptop:{number}", alerts.BAD, text, step))
+        self._since = {alert.key: self._since.get(alert.key, now) for alert in found}
+        return [from_views.alert(alert, self._since[alert.key]) for alert in found]
+
+    def _vms(self, vms: list[dict[str, Any]], runs: list[RunView]) -> list[Vm]:
+        newest: dict[str, dict[str, Any]] = {}  # VM -> the image of its newest run
+        drift: dict[str, str] = {}
+        before: dict[str, Any] = {}
+        for view in runs:
+            image = self._runs[view.run_id].fingerprint
+            if image and view.vm_id and view.vm_id not in newest:
+                drift[view.vm_id] = from_views.drift(image, before)
+                newest[view.vm_id] = before = image
+        return [from_views.vm(vm, self._local, drift.get(vm["vm_id"], "")) for vm in vms]
+
+    def _queue(self) -> list[QueueLine]:
+        rows = self._view.rows
+        told = [
+            from_views.queue_line(command, self._sent.id_of(command["seq"], command["line"]) or row.id)
+            for command, row in zip(views.commands_of(self._project, rows, self._view.short), rows, strict=True)
+        ]
+        return [*told, *self._sent.waiting()]
+
+    def _artifacts(self, runs: list[RunView], *, anew: bool) -> list[Artifact]:
+        return [self._as_checked(item) for view in runs for item in self._runs[view.run_id].artifacts(anew=anew)]
+
+    def _as_checked(self, item: Artifact) -> Artifact:
+        """With what a check found, as long as the file is the one that was checked."""
+        key, now = (item.run, item.path), (item.size, item.t)
+        checked, then = self._checks.get(key, (item, now))
+        if then is None:
+            self._checks[key] = checked, now
+        elif then != now:
+            del self._checks[key]
+            return item
+        return dataclasses.replace(item, hash_state=checked.hash_state, note=checked.note)
+
+    def _local_ids(self) -> list[str]:
+        with contextlib.suppress(BridgeheadError, OSError, ImportError):
+            return [vm.vm_id for vm in local_vms.backend(self._project).list() if vm.vm_id and vm.alive]
+        return []
+
+
+def next_step(
+    bridge: str, vms: list[Vm], runs: list[Run], stages: list[dict[str, Any]], artifacts: list[Artifact]
+) -> dict[str, str]:
+    """The one thing that a new user does now: {"text", "action"}; an action is a verb, perhaps with its argument."""
+    if not stages:
+        return {"text": f"Describe a stage in {names.PROJECT_FILE}: bridgehead init shows how.", "action": ""}
+    if bridge != "up":
+        return {"text": "Start the bridge in a terminal: bridgehead up", "action": ""}
+    going = [run for run in runs if run.state not in (*map(str, names.ENDED), "rejected")]
+    if not any(vm.state in ("live", "silent") for vm in vms):
+        text = "Pair a VM: copy the cell into a notebook, for example on Colab, and run it."
+        return {"text": text, "action": "pair"}
+    if going:
+        return {"text": "", "action": ""}
+    done = {run.stage for run in runs if run.state == RunState.DONE}
+    left = [stage for stage in stages if stage["name"] not in done and set(stage["after"]) <= done]
+    if left:
+        return {"text": f"Run {left[0]['name']}.", "action": f"run {left[0]['name']}"}
+    if any(item.kind == "bundle" and item.hash_state == "unchecked" for item in artifacts):
+        return {"text": "Verify the bundle: every hash, and its sample clips through onnxruntime.", "action": "verify"}
+    return {"text": "", "action": ""}

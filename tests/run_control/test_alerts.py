@@ -1,0 +1,122 @@
+"""What needs a person, and that it is told under one key with a next step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from project_support import NOW, VM, Seeded
+
+from bridgehead import files, names
+from bridgehead.names import Ack, FailureClass, RunState
+from bridgehead.records import AckRecord, Heartbeat
+from run_control import alerts, views
+from run_control.alerts import AlertView
+from run_control.bridge_control import LiveBridge
+
+LIVE = LiveBridge(1, 1, 8766, "https://x.example", "", "cloudflared", "connected", NOW - 60, "")
+
+
+def _alerts(seeded: Seeded, now: float = NOW, live: LiveBridge | None = LIVE, **more: Any) -> dict[str, AlertView]:
+    found = alerts.alerts(
+        views.runs(seeded.project, now=now), views.vms(seeded.project, now=now), live, now=now, **more
+    )
+    assert len({alert.key for alert in found}) == len(found)
+    assert all(alert.next and alert.text for alert in found)
+    return {alert.key: alert for alert in found}
+
+
+def _running(seeded: Seeded) -> str:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    return run_id
+
+
+def _saved(level: str, ago_s: float) -> dict[str, Any]:
+    return {level: {"step": 5, "level": level, "at": NOW - ago_s, "saved_at": NOW - ago_s}}
+
+
+def test_all_well_is_no_alert(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    assert _alerts(seeded) == {}
+
+
+def test_a_dead_store(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store={"ok": False, "error": "Transport endpoint"}))
+    found = _alerts(seeded)[f"store:{VM}"]
+    assert found.level == "bad" and "Transport endpoint" in found.text and "checkpoints stay on the VM" in found.text
+
+
+def test_a_vm_without_a_store(seeded: Seeded) -> None:
+    seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW))
+    assert _alerts(seeded)[f"no-store:{VM}"].level == "warn"
+
+
+def test_a_heartbeat_that_is_gone_while_a_run_goes(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    assert f"silent:{VM}" not in _alerts(seeded, NOW + 20)
+    assert "1m00s" in _alerts(seeded, NOW + 60)[f"silent:{VM}"].text
+
+
+def test_an_idle_vm_that_went_away_needs_nobody(seeded: Seeded) -> None:
+    assert _alerts(seeded, NOW + 3600) == {}
+
+
+def test_half_an_hour_that_a_death_would_cost(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 1700))
+    assert _alerts(seeded) == {}
+    seeded.status(run_id, levels=_saved("confirmed", 1900))
+    assert "31m40s of work since the last confirmed" in _alerts(seeded)[f"unconfirmed:{run_id}"].text
+
+
+def test_half_an_hour_with_nothing_in_the_store(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("local", 10))
+    assert f"unconfirmed:{run_id}" not in _alerts(seeded)
+    later = NOW + 1900
+    seeded.ledger._clock = lambda: later
+    seeded.beat()
+    assert "no checkpoint is in the store" in _alerts(seeded, later)[f"unconfirmed:{run_id}"].text
+
+
+def test_no_bridge_and_no_tunnel(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    assert _alerts(seeded, live=None)["bridge-down"].next == "bridgehead up"
+    assert _alerts(seeded, live=None, bridge_up=True) == {}
+    down = LiveBridge(1, 1, 8766, "https://x.example", "", "cloudflared", "down", NOW - 90, "no route")
+    assert "no route" in _alerts(seeded, live=down)["tunnel-down"].text
+
+
+def test_a_failed_run_until_its_stage_is_run_again(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    row = seeded.ledger.find_run(run_id)
+    failed = AckRecord(VM, Ack.FINISHED, 1, "CUDA out of memory", 1, RunState.FAILED, FailureClass.USER_ERROR)
+    seeded.ledger.ack(row.id, failed)
+    found = _alerts(seeded)[f"failed:{run_id}:1"]
+    assert "CUDA out of memory" in found.text and "mend the code" in found.next
+    seeded.take("run:pretrain epochs=2")
+    assert f"failed:{run_id}:1" not in _alerts(seeded)
+
+
+def test_a_run_that_says_it_runs_and_makes_no_progress(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    path = seeded.project.run(run_id) / names.STATUS
+    status = files.read_json(path)
+    files.write_json(path, {**status, "progress_at": NOW - 700, "interval_s": 5.0})
+    found = _alerts(seeded)[f"stalled:{run_id}:1"]
+    assert "11m40s" in found.text and f"bridgehead stop {run_id}" in found.next
+    files.write_json(path, {**status, "progress_at": NOW - 700, "interval_s": 90.0})
+    assert _alerts(seeded) == {}  # it is slow by nature
+
+
+def test_the_bad_comes_first(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 1900))
+    levels = [alert.level for alert in _alerts(seeded, live=None).values()]
+    assert levels == ["bad", "warn"]
