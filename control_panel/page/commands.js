@@ -18,6 +18,7 @@ class Pairing {
 
   async open() {
     show(this.node, true);
+    this.app.schedule("next");
     show(this.cell, false);
     show(this.copy, false);
     setText(this.text, "Making the cell…");
@@ -45,6 +46,7 @@ class Pairing {
   close() {
     setText(this.cell, "");
     show(this.node, false);
+    this.app.schedule("next");
     this.app.header.pair.focus();
   }
 }

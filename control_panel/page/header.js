@@ -127,7 +127,7 @@ class Next {
 
   paint(store) {
     const next = store.whole.next || {};
-    show(this.node, Boolean(next.text));
+    show(this.node, Boolean(next.text) && this.app.pairing.node.hidden);
     if (!next.text) return;
     setText(this.text, next.text);
     const action = String(next.action || "");

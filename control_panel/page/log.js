@@ -17,7 +17,7 @@ class Log {
     this.level = h("select", { id: "log-level", "aria-label": "Level", onchange: () => this.refilter() });
     [["", "all lines"], ["warn", "warnings and errors"], ["error", "errors"]].forEach(([value, word]) => this.level.append(h("option", { value }, word)));
     this.box = h("input", {
-      id: "log-search", type: "search", placeholder: "Filter; Enter searches the whole file", "aria-label": "Filter the log",
+      id: "log-search", type: "search", placeholder: "Filter; Enter: whole file", "aria-label": "Filter the log",
       oninput: () => this.refilter(), spellcheck: "false", autocomplete: "off",
     });
     this.first = button("First error", { id: "first-error" }, () => this.firstError());

@@ -20,6 +20,12 @@ function riskText(run) {
   return duration(risk.seconds);
 }
 
+// What works now comes first, then what waits, then what has ended; within each the newest first.
+function inOrder(store) {
+  const rank = (run) => (ENDED.has(run.state) ? 2 : run.state === "queued" ? 1 : 0);
+  return store.list("runs").reverse().sort((a, b) => rank(a) - rank(b));
+}
+
 // Why it stands where it stands, in one line: what it waits for, what broke, what to do.
 function whyText(run) {
   if (run.state === "failed" || run.state === "rejected") return run.failure || run.reason || "";
@@ -44,8 +50,7 @@ class Runs {
   }
 
   paint(store, chosen) {
-    // Newest first: what runs now is what a person looks for.
-    const runs = store.list("runs").reverse();
+    const runs = inOrder(store);
     show(this.empty, runs.length === 0);
     show(this.scroll, runs.length > 0);
     const stages = store.whole.stages || [];
