@@ -21,8 +21,8 @@ from control_panel import from_views
 from control_panel.model import PanelModel, Update
 from control_panel.run_files import RunFiles
 from control_panel.sent import Sent
-from control_panel.shapes import Alert, Artifact, LogLine, QueueLine, Run, Vm
-from run_control import alarms, alerts, bridge_control, local_vms, project_file, views
+from control_panel.shapes import Alert, Artifact, Cost, LogLine, QueueLine, Run, Vm
+from run_control import alarms, alerts, bridge_control, local_vms, money_view, project_file, views
 from run_control.alerts import AlertView
 from run_control.bridge_control import LiveBridge
 from run_control.live_view import Cached, LiveView
@@ -63,6 +63,7 @@ class Feed:
         self._next_progress = self._next_ages = self._next_slow = 0.0
         self._live: LiveBridge | None = None
         self._local: list[str] = []
+        self._cost: dict[str, Any] | None = None
         self._checks: dict[tuple[str, str], tuple[Artifact, tuple[int, float] | None]] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -142,6 +143,8 @@ class Feed:
         stages, can, mistake = self._project_now()
         shown, vms = [from_views.run(view, self._runs[view.run_id]) for view in paced], self._vms(told, runs)
         bridge, artifacts = self._bridge_told(), self._artifacts(runs, anew=slow)
+        if slow:  # it moves by cents a minute, and reads the project file and the prices
+            self._cost = money_view.cost(self._project, runs, told, now)
         return Update(
             vms=vms,
             runs=shown,
@@ -150,6 +153,7 @@ class Feed:
             queue=self._queue(),
             artifacts=artifacts,
             alerts=self._alerts(paced, told, mistake, now),
+            cost=Cost(**self._cost) if self._cost is not None else None,
             bridge=bridge,
             stages=stages,
             can=can,

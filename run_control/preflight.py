@@ -7,6 +7,7 @@
 | store | a canary, with this laptop's credentials | warns: no credentials here, or it did not come back |
 | temp | free space of the folder for temporary files | warns under 1 GiB |
 | torch | `[vm] requirements` | refuses: they name torch or a part of it, which a VM never moves |
+| memos | what the infrastructure did to earlier runs | warns: a memo of the last 30 days, quoted |
 | export | what an export needs, when a stage exports | warns: a part is not required, and a notebook's image lacks it |
 """
 
@@ -24,7 +25,7 @@ from bridge.project import PinRequest
 from bridgehead import names
 from bridgehead.errors import BridgeheadError, UsageError
 from bridgehead.records import StageSpec
-from run_control import announce_stores, launching, plan, pricing, project_file
+from run_control import announce_stores, launching, memos, plan, pricing, project_file
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.project import Project
 from run_control.project_file import Whole
@@ -51,6 +52,7 @@ def examine(project: Project) -> list[Check]:
         ("temp", _temp),
         ("torch", _torch),
         ("export", _export),
+        ("memos", _memos),
     )
     for name, check in checks:
         try:
@@ -60,6 +62,11 @@ def examine(project: Project) -> list[Check]:
         except OSError as error:
             found.append(Check(name, WARN, f"could not be looked at: {error}"))
     return found
+
+
+def _memos(project: Project, _whole: Whole) -> Iterator[Check]:
+    for line in memos.applying(project):
+        yield Check("memos", WARN, line, "bridgehead memos")
 
 
 def _plans(project: Project, whole: Whole) -> Iterator[Check]:

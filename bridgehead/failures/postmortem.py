@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from bridgehead.names import FailureClass, RunState
 
 SHM_LEAST_BYTES: Final = 2**20
 _EVENTS_TAIL_BYTES: Final = 64 * 2**10
+_CENT: Final = Decimal("0.0001")
 _LEVELS: Final = ("confirmed", "mounted", "local")
 
 
@@ -55,7 +57,7 @@ def compose(run_dir: Path, measured: Measured, *, written_by: str, limit_s: floa
     record |= found if "error" not in found else {"log": found, "verdict": _verdict_of_record(record["end"])}
     record["metrics"] = _section(lambda: _metrics(run_dir))
     record["checkpoint"] = _section(lambda: _checkpoint(run_dir))
-    record["cost"] = _section(lambda: _cost(record["end"], measured))
+    record["cost"] = _section(lambda: _cost(run_dir, record["end"], measured))
     record["retry"] = _section(lambda: _retry(record))
     return record
 
@@ -165,11 +167,19 @@ def _checkpoint(run_dir: Path) -> dict[str, Any]:
     return {"levels": {}, "on_disk": folders[-3:]}
 
 
-def _cost(end: dict[str, Any], measured: Measured) -> dict[str, Any]:
+def _cost(run_dir: Path, end: dict[str, Any], measured: Measured) -> dict[str, Any]:
+    """What this attempt cost, by the rate that the run was pinned to; `money` is text such as `1.07 CU`, or null."""
     duration_s = end.get("duration_s")
     if measured.cost is not None:
         return measured.cost(duration_s)
-    return {"duration_s": duration_s, "money": None, "why": "the VM does not know its own price"}
+    record = files.read_json(run_dir / names.RUN_RECORD)
+    spec = record.get("spec") if isinstance(record, dict) else None
+    pins = (spec.get("pins") if isinstance(spec, dict) else None) or {}
+    amount, _, unit = str(pins.get("rate") or "").partition(" ")
+    if not unit or duration_s is None:
+        return {"duration_s": duration_s, "money": None, "why": str(pins.get("unpriced") or "no rate is known")}
+    money = Decimal(amount) * Decimal(str(duration_s)) / 3600
+    return {"duration_s": duration_s, "money": f"{money.quantize(_CENT)} {unit}", "rate": f"{amount} {unit} an hour"}
 
 
 def _retry(record: dict[str, Any]) -> dict[str, Any]:

@@ -165,6 +165,15 @@ def test_a_vm_is_shown_with_its_gauges(seeded: Seeded, rig: Rig) -> None:
     assert vm["gauges"]["store"] == {"free": 5 * GIB}
 
 
+def test_what_the_vms_have_cost_is_shown_where_the_project_says_a_price(seeded: Seeded, rig: Rig) -> None:
+    seeded.ledger.heartbeat(Heartbeat("vm-paid", "boot", NOW, started=NOW - 7200))
+    assert rig.look()["cost"] is None
+    money = '\n[money]\nprovider = "lab"\nprice_per_hour = "2 USD"\nbalance = "10 USD"\n'
+    seeded.project.file.write_text(seeded.project.file.read_text() + money)
+    cost = rig.look(after_s=60)["cost"]
+    assert (cost["unit"], cost["balance"]) == ("USD", 10.0) and 4.0 <= cost["spent"] < 6.0
+
+
 def test_an_odd_heartbeat_is_shown_without_what_it_lacks(seeded: Seeded, rig: Rig) -> None:
     with seeded.ledger._write() as db:
         odd = {"gpus": ["x", {"use": None}], "store": [], "lifetime": "?", "memory_total_bytes": "many"}

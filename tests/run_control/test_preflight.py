@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from pathlib import Path
 
 import pytest
+from project_support import Seeded
 
 from bridgehead import names
-from run_control import doctor, init, preflight
+from bridgehead.names import RunState
+from run_control import doctor, init, memos, preflight, views
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.project import Project
 
@@ -69,6 +73,16 @@ def test_a_bucket_without_keys_on_this_laptop_is_a_warning(fresh: Project, monke
     fresh.file.write_text(fresh.file.read_text() + '\n[store]\nkind = "s3"\nbucket = "b"\n')
     found = _named(fresh)["store"]
     assert found.state == WARN and "no keys" in found.text and found.hint
+
+
+def test_a_memo_of_the_last_weeks_is_quoted(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    view = views.run(seeded.project, run_id)
+    now = time.time()
+    failed = dataclasses.replace(view, state=RunState.FAILED, failure_class="mount_lost", updated=now)
+    memos.note(seeded.project, failed, {"verdict": {"class": "mount_lost"}}, now)
+    found = _named(seeded.project)["memos"]
+    assert found.state == WARN and "mount" in found.text
 
 
 def test_a_project_file_with_a_mistake_is_doctors_own_business(tmp_path: Path) -> None:

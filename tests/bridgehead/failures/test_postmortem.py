@@ -38,6 +38,15 @@ def test_it_holds_class_evidence_metrics_checkpoint_cost_and_whether_to_try_agai
     assert text.startswith("# a-1, attempt 2: gpu_oom") and "step 5 confirmed" in text
 
 
+def test_the_money_is_the_rate_that_it_was_pinned_to_times_its_hours(tmp_path: Path) -> None:
+    folder = _folder(tmp_path)
+    spec = {"config": {}, "pins": {"rate": "11.77 CU"}}
+    files.write_json(folder / names.RUN_RECORD, {"run_id": "a-1", "stage": "pretrain", "attempt": 2, "spec": spec})
+    record = postmortem.write(folder, Measured(), written_by="vm")
+    assert record["cost"] == {"duration_s": 60.0, "money": "0.1962 CU", "rate": "11.77 CU an hour"}
+    assert "money 0.1962 CU" in (folder / names.POSTMORTEM_PAGE).read_text()
+
+
 def test_the_budget_of_the_class_less_what_was_used(tmp_path: Path) -> None:
     ending = {**EXIT, "exit_code": 137, "failure_class": "killed_unknown"}
     for used, allowed in ((0, True), (1, False)):
