@@ -2,6 +2,7 @@
 const FATES = ["sent", "taken", "started", "done"];
 const REACHED = { sent: 0, waiting: 0, taken: 1, started: 2, done: 3, failed: 3, stopped: 3 };
 const STOP_OPEN_MS = 10000;
+const DONE_OPEN_MS = 4000; // the queue below goes on telling
 
 // The line as the queue will have it, until the kernel's own plan has come.
 function lineOf(verb, args, store) {
@@ -37,9 +38,8 @@ function fateOf(entry, store) {
   return { line: shown, state: entry.state, text: words[entry.state] || said, over };
 }
 
-// The stage as the ledger would have it, in a few lines.
-function specText(spec) {
-  if (!spec || !spec.command) return "";
+// The stage as the ledger would have it and what it will cost, as [name, value] rows.
+function planFacts({ spec, text }) {
   const pairs = (value) => Object.entries(value || {}).filter(([, one]) => one !== null && one !== "" && one !== 0 && one !== false)
     .map(([name, one]) => `${name}=${typeof one === "object" ? JSON.stringify(one) : one}`).join("  ");
   const every = [
@@ -54,8 +54,17 @@ function specText(spec) {
     ["config", pairs(spec.config)],
     ["needs", pairs(spec.needs)],
     ["checkpoint", every.length ? `every ${every.join(" or ")}, ${spec.keep_checkpoints} kept` : ""],
+    ...priceFacts(text || ""),
   ];
-  return rows.filter(([, value]) => value).map(([name, value]) => `${name}: ${value}`.slice(0, 400)).join("\n");
+  return rows.filter(([, value]) => value).map(([name, value]) => [name, String(value).slice(0, 400)]);
+}
+
+// One line says that there is no price; five say it no better.
+function priceFacts(text) {
+  const rows = text.split(/; |\n/).filter((line) => line.includes(": ")).map((line) => [line.slice(0, line.indexOf(": ")), line.slice(line.indexOf(": ") + 2)]);
+  const unpriced = rows.some(([name, value]) => name === "total" && value.startsWith("unpriced"));
+  return rows.filter(([name]) => !unpriced || !["rate", "time", "storage", "egress"].includes(name))
+    .map(([name, value]) => [name, value.replace(/\b([0-9a-f]{12})[0-9a-f]{40,}/g, "$1…")]);
 }
 
 function chain(line) {
@@ -64,7 +73,7 @@ function chain(line) {
   const steps = FATES.slice(0, at).map((word) => `${word} ✓`);
   const code = line.exit_code !== null && line.exit_code !== undefined ? ` (${line.exit_code})` : "";
   steps.push(line.state === "sent" ? "sent" : `${stateOf(line.state)[0]}${code}`);
-  return steps.join(" → ") + (line.why ? ` · ${line.why}` : "");
+  return steps.join(" → ") + (line.why && line.why !== line.state ? ` · ${line.why}` : "");
 }
 
 class Ask {
@@ -75,7 +84,8 @@ class Ask {
     this.go = button("Send", { class: "primary", id: `send-${name}` }, () => this.send());
     this.no = button("Cancel", { id: `cancel-${name}` }, () => this.close(true));
     this.row = h("div", { class: "buttons" }, this.go, this.no);
-    this.node = h("div", { class: "ask", id: `ask-${name}`, role: "group", "aria-label": "Before it is sent", hidden: true }, this.line, this.text, this.row);
+    this.facts = h("dl", { class: "plan" });
+    this.node = h("div", { class: "ask", id: `ask-${name}`, role: "group", "aria-label": "Before it is sent", hidden: true }, this.line, this.text, this.facts, this.row);
     this.node.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.close(true);
     });
@@ -90,6 +100,8 @@ class Ask {
     const line = lineOf(verb, args, this.app.store);
     setText(this.line, line);
     setText(this.text, note || "");
+    this.fill([]);
+    clearTimeout(this.timer);
     setText(this.go.label, "Send");
     setText(this.no.label, "Cancel");
     show(this.go, true);
@@ -112,12 +124,20 @@ class Ask {
     }
     setAttr(this.text, "data-tone", null);
     if (answer.line) setText(this.line, answer.line);
-    setText(this.text, [note, answer.text, specText(answer.spec)].filter(Boolean).join("\n"));
+    const told = answer.spec ? planFacts(answer) : [];
+    setText(this.text, [note, told.length ? "" : answer.text].filter(Boolean).join("\n"));
+    this.fill(told);
+  }
+
+  fill(facts) {
+    this.facts.replaceChildren(...facts.flatMap(([name, value]) => [h("dt", {}, name), h("dd", {}, value)]));
+    show(this.facts, facts.length > 0);
   }
 
   send() {
     const { verb, args } = this;
     this.entry = this.app.link.send(verb, args);
+    this.fill([]);
     show(this.go, false);
     setText(this.no.label, "Close");
     this.no.focus();
@@ -130,10 +150,14 @@ class Ask {
     setText(this.line, fate.line);
     setText(this.text, fate.text);
     setAttr(this.text, "data-tone", stateOf(fate.state)[2] === "bad" ? "bad" : null);
+    if (["taken", "started", "waiting", "done"].includes(fate.state) && !this.timer) this.timer = setTimeout(() => this.close(true), DONE_OPEN_MS);
   }
 
   close(back) {
+    clearTimeout(this.timer);
+    this.timer = 0;
     if (this.node.hidden) return;
+    back = back && this.node.contains(this.node.getRootNode().activeElement);
     this.entry = null;
     this.args = null;
     show(this.node, false);
@@ -197,11 +221,16 @@ class StopAsk {
     const fate = fateOf(this.entry, store);
     setText(this.line, fate.line);
     setText(this.text, fate.text);
+    const run = store.runs.get(this.run.id);
+    if (run && ENDED.has(run.state) && !this.closing) this.closing = setTimeout(() => this.close(true), DONE_OPEN_MS);
   }
 
   close(back) {
     clearTimeout(this.timer);
+    clearTimeout(this.closing);
+    this.closing = 0;
     if (this.node.hidden) return;
+    back = back && this.node.contains(this.node.getRootNode().activeElement);
     this.entry = null;
     show(this.node, false);
     if (back && this.opener) this.opener.focus();

@@ -56,7 +56,7 @@ class RunForm {
     this.app = app;
     this.stage = h("select", { id: "run-stage", "aria-label": "Stage", onchange: () => this.ask.close() });
     this.overrides = h("input", {
-      id: "run-overrides", type: "text", placeholder: "overrides, such as epochs=20 seed=7", "aria-label": "Overrides",
+      id: "run-overrides", type: "text", placeholder: "overrides: epochs=20 seed=7", "aria-label": "Overrides",
       spellcheck: "false", autocomplete: "off", oninput: () => this.ask.close(),
     });
     this.plan = button("Run…", { id: "run", type: "submit" }, () => {});
@@ -102,7 +102,7 @@ class Shell {
     this.app = app;
     this.vm = h("select", { id: "sh-vm", "aria-label": "VM for the command", onchange: () => this.preview() });
     this.box = h("input", {
-      id: "cmd", type: "text", placeholder: "a shell command for the VM, such as nvidia-smi", "aria-label": "Shell command",
+      id: "cmd", type: "text", placeholder: "shell command: nvidia-smi", "aria-label": "Shell command",
       spellcheck: "false", autocomplete: "off", autocapitalize: "off", oninput: () => this.preview(),
     });
     this.go = button("Send", { id: "sh-send", type: "submit" }, () => {});
@@ -126,7 +126,7 @@ class Shell {
     }
     const can = (store.whole.can || {}).sh === true;
     setAttr(this.box, "disabled", !can);
-    setAttr(this.box, "placeholder", can ? "a shell command for the VM, such as nvidia-smi" : "shell commands are off in bridgehead.toml");
+    setAttr(this.box, "placeholder", can ? "shell command: nvidia-smi" : "shell commands are off in bridgehead.toml");
     allow(this.go, can, "Shell commands are off in bridgehead.toml");
   }
 
@@ -197,7 +197,7 @@ class Commands {
       setAttr(part.line, "title", line.line);
       setState(part.mark, line.state);
       const code = line.exit_code !== null && line.exit_code !== undefined ? `exit ${line.exit_code}` : "";
-      setText(part.more, [line.why, code, line.t && dayClock(line.t)].filter(Boolean).join(" · "));
+      setText(part.more, [line.why !== line.state && line.why, code, line.t && dayClock(line.t)].filter(Boolean).join(" · "));
       setAttr(part.more, "title", chain(line));
       return;
     }

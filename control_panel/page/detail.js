@@ -110,7 +110,7 @@ class Detail {
   paintSafety(run, store) {
     const risk = run.at_risk;
     const ended = ENDED.has(run.state);
-    show(this.risk, !ended && Boolean(risk));
+    show(this.risk, !ended && !NOWHERE.has(run.state) && Boolean(risk));
     if (risk) {
       const lost = risk.seconds === null || risk.seconds === undefined;
       const words = lost ? "everything so far would be lost: no checkpoint has left it" : `${duration(risk.seconds)} of work lost`;

@@ -39,7 +39,8 @@ class Header {
     setText(this.project, store.whole.project);
     const bridge = store.whole.bridge || {};
     const down = bridge.state === "down";
-    const words = down ? "bridge down" : bridge.state === "up" ? `bridge up${bridge.tunnel ? ` · ${bridge.tunnel}` : ""}` : "";
+    const tunnel = /^none\b/.test(bridge.tunnel || "") ? "" : bridge.tunnel;
+    const words = down ? "bridge down" : bridge.state === "up" ? `bridge up${tunnel ? ` · ${tunnel}` : ""}` : "";
     setText(this.bridge, bridge.trouble ? `${words}: ${bridge.trouble}` : words);
     setAttr(this.bridge, "data-tone", down || bridge.trouble ? "warn" : null);
     setAttr(this.bridge, "title", bridge.url || null);
@@ -132,7 +133,7 @@ class Next {
     setText(this.text, next.text);
     const action = String(next.action || "");
     const verb = action.split(/[ :]/)[0];
-    const known = { pair: "Pair a VM", run: "Choose a stage", export: "Export…", gate: "Gate…", verify: "See the artifacts" };
+    const known = { pair: "Pair a VM", run: `Run ${action.slice(4) || "a stage"}…`, export: "Export…", gate: "Gate…", verify: "See the artifacts" };
     show(this.button, verb in known);
     setText(this.button.label, known[verb] || "");
     this.action = action;

@@ -1,4 +1,5 @@
 // The table of runs. One row is chosen; its details stand beside it.
+const NOWHERE = new Set(["queued", "lost"]); // on no VM that could die
 const LEVELS = ["local", "mounted", "confirmed"];
 
 function mainMetric(run) {
@@ -15,7 +16,7 @@ function highest(run) {
 
 function riskText(run) {
   const risk = run.at_risk;
-  if (!risk || ENDED.has(run.state)) return "";
+  if (!risk || ENDED.has(run.state) || NOWHERE.has(run.state)) return "";
   if (risk.seconds === null || risk.seconds === undefined) return "all of it";
   return duration(risk.seconds);
 }
@@ -29,7 +30,7 @@ function inOrder(store) {
 // Why it stands where it stands, in one line: what it waits for, what broke, what to do.
 function whyText(run) {
   if (run.state === "failed" || run.state === "rejected") return run.failure || run.reason || "";
-  return run.waits_for || (run.state === "stopped" ? run.reason : "") || "";
+  return run.waits_for || (run.state === "stopped" && run.reason !== run.state ? run.reason : "") || "";
 }
 
 class Runs {

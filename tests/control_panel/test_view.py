@@ -147,13 +147,19 @@ def test_killing_is_a_choice_of_its_own_and_escape_leaves_it_running(night: Page
 def test_a_run_is_sent_only_after_its_plan_was_shown(night: Page) -> None:
     spec = {"command": "bridgehead:pretrain", "after": [], "config": {"epochs": 2}, "keep_checkpoints": 3}
     night.evaluate(
-        "s => { kernel.plan = s }", {"state": "done", "line": "run:pretrain epochs=2", "text": "", "spec": spec}
+        "s => { kernel.plan = s }",
+        {
+            "state": "done",
+            "line": "run:pretrain epochs=2",
+            "text": "spec: abc; total: unpriced: no provider",
+            "spec": spec,
+        },
     )
     night.get_by_test_id("run-overrides").fill("epochs=2")
     night.get_by_test_id("run").click()
     ask = night.get_by_test_id("ask-run")
     expect(ask).to_contain_text("run:pretrain epochs=2")
-    expect(ask).to_contain_text("command: bridgehead:pretrain")
+    expect(ask.locator("dd").first).to_have_text("bridgehead:pretrain")
     assert pages.commands(night, "plan")[0]["args"] == {"stage": "pretrain", "overrides": {"epochs": "2"}}
     assert pages.commands(night, "run") == []
     night.get_by_test_id("send-run").click()
