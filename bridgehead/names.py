@@ -79,6 +79,7 @@ AUDIT_FILE: Final = "audit.jsonl"  # what was commanded, by whom, and what came 
 BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves this project
 BRIDGE_LOG: Final = "bridge.log"
 SPECS_FOLDER: Final = "specs"  # <first 16 of its id>.json: run specs that queue lines name
+NOTIFIED: Final = "notified.json"  # which events were told to whom, and which wait to be
 UPLOADS_PAUSED: Final = "uploads_paused"  # exists while artefacts are not to be sent to this laptop
 ADDRESS: Final = "address.json"  # laptop: the newest address and its number; VM, in state/: the newest one it was told
 
@@ -127,6 +128,10 @@ SECRET_S3_KEY_ID: Final = "BRIDGEHEAD_S3_KEY_ID"
 SECRET_S3_SECRET: Final = "BRIDGEHEAD_S3_SECRET"
 SECRET_S3_TOKEN: Final = "BRIDGEHEAD_S3_TOKEN"
 SECRET_DRIVE: Final = "BRIDGEHEAD_DRIVE_CREDENTIALS"  # the text of a credentials file, where no sign-in is offered
+# For the command of [notify], beside the event as JSON on its stdin.
+ENV_EVENT: Final = "BRIDGEHEAD_EVENT"  # finished, failed, lost, stalled, alarm or test
+ENV_EVENT_TITLE: Final = "BRIDGEHEAD_TITLE"
+ENV_EVENT_TEXT: Final = "BRIDGEHEAD_TEXT"
 ENV_LOCAL_VM: Final = "BRIDGEHEAD_LOCAL_VM"  # tags every process of a local notebook VM
 
 # --- HTTP ----------------------------------------------------------------------------------------

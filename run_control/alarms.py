@@ -7,10 +7,20 @@ import shutil
 from bridgehead import names
 from run_control.project import Project
 
+UNTOLD = "you are not told of events through"
+
 
 def alarms(project: Project) -> list[str]:
     """One line for each, with what to do; empty when all is well."""
-    return [line for line in (_disk(project), _address(project)) if line]
+    return [line for line in (_disk(project), _address(project), *_untold(project)) if line]
+
+
+def _untold(project: Project) -> list[str]:
+    """Channels of [notify] through which nothing gets."""
+    from run_control import notify_memory
+
+    failing = notify_memory.troubles(project.private / names.NOTIFIED)
+    return [f"{UNTOLD} {channel}: {why}. next: bridgehead notify test" for channel, why in failing.items()]
 
 
 def _address(project: Project) -> str:

@@ -28,6 +28,7 @@ from bridge.tunnels.spec import TunnelSpec
 from bridgehead import files, names, os_errors, processes
 from bridgehead.errors import BridgeDownError, BridgeheadError
 from run_control import announce, locks, notebook, project_file, tunnel_table
+from run_control.notifier import Notifier
 from run_control.project import Project
 
 TUNNEL_READY_S = 60.0
@@ -148,6 +149,8 @@ async def _serve(project: Project, port: int, spec: TunnelSpec, record: _Record)
     tunnel = tunnels.make(spec, on_new_url=lambda url: _call_on(loop, door.moved, url))
     await bridge.start()
     announcer = announce.announcer(project, bridge)
+    teller = Notifier(project)
+    teller.start()
     try:
         door = _front_door(project, bridge, tunnel, record, announcer)
         await asyncio.to_thread(tunnel.start, bridge.port)
@@ -162,6 +165,7 @@ async def _serve(project: Project, port: int, spec: TunnelSpec, record: _Record)
         raise
     finally:
         await asyncio.to_thread(announcer.stop)
+        await asyncio.to_thread(teller.stop)
         await asyncio.to_thread(tunnel.stop)
         await bridge.stop()
 

@@ -15,6 +15,8 @@ from run_control import (
     cli_failures,
     cli_keys,
     cli_models,
+    cli_notify,
+    cli_panel,
     cli_project,
     cli_query,
     cli_runs,
@@ -43,6 +45,8 @@ cli_failures.register(app)
 cli_models.register(app)
 cli_studies.register(app)
 cli_query.register(app)
+cli_notify.register(app)
+cli_panel.register(app)
 
 
 @app.callback(invoke_without_command=True)

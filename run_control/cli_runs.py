@@ -50,57 +50,28 @@ def status(
     exit_status: Annotated[
         bool, typer.Option("--exit-status", help="With RUN: exit 0 done, 3 failed, 5 VM lost, 8 still running.")
     ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Stay, and show what changes; with RUN until it has ended. Ctrl-C: 130.")
+    ] = False,
     json: JsonFlag = False,
     project: ProjectFlag = None,
 ) -> int:
     """VMs and runs: state, progress, and how far the newest checkpoint has climbed."""
-    from bridge.tunnels import NONE
-    from run_control import bridge_control, postmortems, uploads_view, views
-    from run_control.alarms import alarms
-    from run_control.alerts import alerts
+    from run_control import status_now, status_watch, views
     from run_control.wait import outcome
 
     found = project_of(context, project)
-    if run:
-        view = views.run(found, run)
-        code = emit({"run": view.to_json()}, as_json=json, show=lambda: _show_run(view))
-        error = outcome(view) if exit_status else None
-        return error.exit_code if error else code
-    if exit_status:
+    if exit_status and not run:
         raise UsageError("--exit-status needs a RUN", hint="bridgehead status RUN --exit-status")
-    live = bridge_control.find(found)
-    runs, vms = views.runs(found), views.vms(found)
-    postmortems.settle(found, runs)
-    shown = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")
-    bridge = {name: getattr(live, name) for name in shown} if live else None
-    trouble, need = alarms(found), alerts(runs, vms, live)
-
-    def show() -> None:
-        for line in (*trouble, *(alert.line() for alert in need if alert.is_news)):
-            note(line)
-        if vms:
-            table(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])
-            say()
-        table(views.RUN_HEADERS, [view.row() for view in runs])
-        for view in runs:
-            if view.waits_for or view.stays:
-                note(f"{view.run_id}: {view.waits_for or view.stays}")
-        for line in uploads_view.lines(found, vms):
-            note(line)
-        if live is None:
-            note("no bridge is running. next: bridgehead up")
-        elif not live.url:
-            note(f"{bridge_control.record_lost(found, live)}. next: {bridge_control.RESTART}")
-        elif live.tunnel != NONE or live.tunnel_note:
-            note(bridge_control.way_in(live))
-
-    data = {"project": str(found.root), "bridge": bridge, "vms": vms, "runs": [view.to_json() for view in runs]}
-    more = {
-        "alarms": trouble,
-        "alerts": [alert.to_json() for alert in need],
-        "uploads_paused": uploads_view.is_paused(found),
-    }
-    return emit({**data, **more}, as_json=json, show=show)
+    if watch:
+        status_watch.watch(found, views.run(found, run).run_id if run else "", as_json=json)
+    elif not run:
+        now = status_now.look(found)
+        return emit(now.data, as_json=json, show=lambda: status_now.show(now, say=say, note=note, table=table))
+    view = views.run(found, run)
+    code = 0 if watch else emit({"run": view.to_json()}, as_json=json, show=lambda: _show_run(view))
+    error = outcome(view) if exit_status else None
+    return error.exit_code if error else code
 
 
 def run(

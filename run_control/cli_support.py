@@ -116,7 +116,7 @@ def _replace_closed() -> None:
 def note(text: str) -> None:
     """Anything that is not data goes to stderr."""
     with contextlib.suppress(OSError):  # the terminal may be closed; what is under way still has to end in order
-        sys.stderr.write(_printable(text) + "\n")
+        sys.stderr.write(printable(text) + "\n")
         sys.stderr.flush()
 
 
@@ -131,7 +131,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for header in headers:
         shown.add_column(header, overflow="fold" if tty else "ignore", no_wrap=not tty)
     for row in rows:
-        shown.add_row(*(Text(_printable(cell)) for cell in row))
+        shown.add_row(*(Text(printable(cell)) for cell in row))
     # A pipe has no width: lines are then as long as they need to be.
     console = Console(soft_wrap=not tty, width=None if tty else 1000, highlight=False)
     with console.capture() as captured:
@@ -163,7 +163,7 @@ def parse_duration(text: str) -> float:
     return value * units_s[unit]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Queue lines, messages and names come from files and from VMs: none may repaint a person's terminal."""
     return "".join(char if char.isprintable() or char == "\n" else f"\\x{ord(char):02x}" for char in text)
 

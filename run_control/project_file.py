@@ -19,7 +19,9 @@ from bridgehead import names
 from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
-from run_control import toml_lines, tunnel_table
+from run_control import notify_table, toml_lines, tunnel_table
+from run_control.notify_spec import NotifySpec
+from run_control.notify_table import NotifyTable
 from run_control.spec_tables import DataTable, MoneyTable, StageLimits
 from run_control.tunnel_table import TunnelTable
 
@@ -46,15 +48,8 @@ def load(root: Path) -> ProjectView:
 def load_whole(root: Path) -> Whole:
     """The same with what runs may cost and what data they are of. Raises ProjectError."""
     path = root / names.PROJECT_FILE
-    text = _read(path)
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ProjectError(f"{path.name}:{toml_lines.syntax_line(error)}: not TOML: {error}") from None
-    try:
-        parsed = _File.model_validate(data)
-    except ValidationError as error:
-        raise _mistake(path.name, text, error) from None
+    text, parsed = _parsed(path)
+    _check_notify(path.name, text, parsed.notify.spec(root), root)
     _check_vm(path.name, text, parsed.vm)
     _check_stages(path.name, text, parsed.stages)
     _check_limits(path.name, text, parsed)
@@ -89,6 +84,15 @@ def _pinner(root: Path, whole: Whole, shipped_sha256: str) -> PinRun:
     from run_control import pinning  # it needs this module
 
     return pinning.prepare(root, whole, shipped_sha256)
+
+
+def notify(root: Path) -> NotifySpec:
+    """[notify] of <root>/bridgehead.toml. Raises ProjectError."""
+    path = root / names.PROJECT_FILE
+    text, parsed = _parsed(path)
+    spec = parsed.notify.spec(root)
+    _check_notify(path.name, text, spec, root)
+    return spec
 
 
 def loader(root: Path) -> LoadProject:
@@ -271,7 +275,21 @@ class _File(_Table):
     tunnel: TunnelTable = Field(default_factory=TunnelTable)
     money: MoneyTable = Field(default_factory=MoneyTable)
     data: dict[str, DataTable] = Field(default_factory=dict)
+    notify: NotifyTable = Field(default_factory=NotifyTable)
     stages: dict[str, _Stage] = Field(default_factory=dict)
+
+
+def _parsed(path: Path) -> tuple[str, _File]:
+    """The file's text, and what it says. Raises ProjectError."""
+    text = _read(path)
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ProjectError(f"{path.name}:{toml_lines.syntax_line(error)}: not TOML: {error}") from None
+    try:
+        return text, _File.model_validate(data)
+    except ValidationError as error:
+        raise _mistake(path.name, text, error) from None
 
 
 def _read(path: Path) -> str:
@@ -332,6 +350,7 @@ def _allowed_keys(table: list[str]) -> list[str]:
         "tunnel": TunnelTable,
         "money": MoneyTable,
         "data": DataTable,
+        "notify": NotifyTable,
         "stages": _Stage,
     }
     model = models.get(table[0], _File) if table else _File
@@ -364,6 +383,12 @@ def _check_limits(file_name: str, text: str, parsed: _File) -> None:
         except UsageError as error:
             line = toml_lines.line_of(text, ["stages", name, "max_total" if stage.max_total else "max_price_per_hour"])
             raise ProjectError(f"{file_name}:{line}: stages.{name}: {error.message}", hint=error.hint) from None
+
+
+def _check_notify(file_name: str, text: str, spec: NotifySpec, root: Path) -> None:
+    key, why = notify_table.unsafe_file(spec, root)
+    if key:
+        raise ProjectError(f"{file_name}:{toml_lines.line_of(text, ['notify', key])}: notify.{key}: {why}")
 
 
 def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:

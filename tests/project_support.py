@@ -20,10 +20,12 @@ class Seeded:
 
     def __init__(self, project: Project) -> None:
         self.project = project
-        self.ledger = Ledger(project.ledger, clock=lambda: NOW)
+        self.now = NOW
+        self.ledger = Ledger(project.ledger, clock=lambda: self.now)
         self.beat()
 
-    def beat(self) -> None:
+    def beat(self, now: float = NOW) -> None:
+        self.now = now
         self.ledger.heartbeat(Heartbeat(VM, "boot", NOW, memory_free_bytes=2**30, store={"ok": True, "path": "/d"}))
 
     def take(self, *lines: str) -> list[str]:
