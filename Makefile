@@ -3,6 +3,7 @@
 # make test   the tests
 # make check  ruff and mypy
 # make chaos  attacks everything at random points, seeded (ROUNDS=20 SEED=0), and checks that nothing was lost
+# make screenshots  each state of the control panel at three widths, light and dark, into docs/screenshots/
 # make bench  each number as a ratio against a bare baseline in the same run
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ STAMP := $(VENV)/.installed
 ROUNDS ?= 20
 SEED ?= 0
 
-.PHONY: demo demo-study test check bench chaos clean
+.PHONY: demo demo-study test check bench chaos screenshots clean
 demo: $(STAMP)
 	$(BIN)/bridgehead demo $(DEMO_ARGS)
 
@@ -31,6 +32,9 @@ bench: $(STAMP)
 
 chaos: $(STAMP)
 	$(BIN)/python -m chaos --rounds $(ROUNDS) --seed $(SEED) $(CHAOS_ARGS)
+
+screenshots: $(STAMP)
+	PYTHONPATH=.:tests $(BIN)/python tests/panel_screenshots.py $(SCREENSHOT_ARGS)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Bridgehead needs Python 3.11 or newer, not " + sys.version.split()[0] if sys.version_info < (3, 11) else 0)'

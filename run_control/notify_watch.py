@@ -133,4 +133,3 @@ def _end_key(run: RunView) -> str:
 
 def _lost_key(run: RunView) -> str:
     return f"lost:{run.run_id}"
-

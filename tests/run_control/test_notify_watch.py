@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 from project_support import NOW, VM, Seeded
 
-from bridgehead import names
+from bridgehead import files, names
 from bridgehead.names import Ack, RunState
 from bridgehead.records import AckRecord
-from run_control.alerts import STALLED_S
 from run_control.notify_memory import Memory
 from run_control.notify_watch import AGAIN_AFTER_S, LASTS_S, LOST_AGAIN_S, Watcher
+from run_control.run_cost import STALLED_AFTER
 
 
 class Night:
@@ -109,45 +107,42 @@ def test_a_lost_vm_is_told_and_a_new_loss_after_it_ran_again_too(night: Night) -
     assert night.look(LOST_AGAIN_S) == [("lost", f"watch: {run_id} lost its VM")]
 
 
-def _words_of(night: Night, *seconds: float) -> str:
-    """A running run that told of progress at these moments, and nothing since; its VM is heard of."""
+def _quiet(night: Night, interval_s: float) -> str:
+    """A running run whose last step was made now, `interval_s` after the one before; its VM is heard of."""
     [run_id] = night.seeded.take("run:pretrain")
     night.seeded.ack(run_id, Ack.STARTED)
     night.seeded.status(run_id)
-    path = night.seeded.project.run(run_id) / names.PROGRESS
-    events = [{"event": "progress", "step": step, "at": NOW + at} for step, at in enumerate(seconds, start=1)]
-    path.write_text("".join(json.dumps(event) + "\n" for event in events))
-    os.utime(path, (NOW + seconds[-1],) * 2)
+    path = night.seeded.project.run(run_id) / names.STATUS
+    files.write_json(path, {**files.read_json(path), "progress_at": night.now, "interval_s": interval_s})
     return run_id
 
 
 def _later(night: Night, seconds: float) -> list[str]:
-    """The kinds of what is told while the VM beats on and says nothing of the run."""
+    """What is told of standstills while the VM beats on and says nothing of the run."""
     found = []
     for _ in range(int(seconds // 30)):
         night.now += 30
         night.seeded.beat(night.now)
-        found += [kind for kind, _ in night.look() if kind == "stalled"]
+        found += [title for kind, title in night.look() if kind == "stalled"]
     return found
 
 
 def test_a_run_that_lives_and_stands_still_is_told_once_also_after_a_restart(night: Night) -> None:
-    _words_of(night, 0, 5, 10)
-    assert _later(night, STALLED_S - 60) == []
-    assert _later(night, 300) == ["stalled"]
+    run_id = _quiet(night, 60)
+    assert _later(night, 60 * STALLED_AFTER) == []
+    assert _later(night, 120) == [f"watch: {run_id} stands still"]
     night.restart()
-    assert _later(night, 300) == []
+    assert _later(night, 600) == []
 
 
 def test_a_run_of_slow_steps_does_not_stand_still(night: Night) -> None:
-    _words_of(night, 0, 400, 800)
-    night.now = NOW + 800
-    assert _later(night, STALLED_S * 2) == []
+    _quiet(night, 400)
+    assert _later(night, 399 * STALLED_AFTER) == []
 
 
 def test_a_silent_vm_is_no_standstill(night: Night) -> None:
-    _words_of(night, 0, 5, 10)
-    assert "stalled" not in [kind for kind, _ in (*night.look(STALLED_S * 2), *night.look(60))]
+    _quiet(night, 5)
+    assert "stalled" not in [kind for kind, _ in (*night.look(3600), *night.look(60))]
 
 
 def test_an_alarm_is_told_when_it_stays_and_again_only_when_it_comes_back_later(night: Night) -> None:

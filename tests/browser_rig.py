@@ -1,0 +1,99 @@
+"""A project with short stages of its own, its bridge, and local VMs that come and go, for the browser suite."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridgehead import names
+from run_control import bridge_control, local_vms, views
+from run_control.project import Project
+from support import wait_until
+
+_STAGES = Path(__file__).parent / "browser" / "stages_of_a_user"
+_PROJECT = """\
+[project]
+name = "watch"
+
+[payload]
+include = ["*.py"]
+
+[vm]
+lost_after_s = 8
+
+"""
+_STAGE = '[stages.{name}]\ncommand = "python {name}.py"\ncpus = 0.2\n\n'
+
+
+class Rig:
+    """A project with its bridge; VMs come and go as the test asks."""
+
+    def __init__(self, project: Project) -> None:
+        self.project = project
+
+    def start_vm(self) -> None:
+        known = len(views.vms(self.project))
+        local_vms.start(self.project)
+        wait_until(lambda: len(views.vms(self.project)) > known, 90, what="the VM's first heartbeat")
+
+    def kill_vm(self) -> None:
+        local_vms.kill(self.project, local_vms.choose(self.project, ""))
+
+    def newest(self, stage: str) -> str:
+        """The run id of the stage's newest run, once there is one."""
+        found = wait_until(lambda: [view for view in views.runs(self.project) if view.stage == stage], 60)
+        return found[-1].run_id
+
+    def await_run(self, stage: str, before: int) -> str:
+        """The run id once the stage has more than `before` runs."""
+        wait_until(lambda: self.count(stage) > before, 60, what=f"a new run of {stage}")
+        return self.newest(stage)
+
+    def count(self, stage: str) -> int:
+        return len([view for view in views.runs(self.project) if view.stage == stage])
+
+    def await_state(self, run_id: str, *states: str, timeout_s: float = 90.0) -> None:
+        wait_until(lambda: views.run(self.project, run_id).state in states, timeout_s, what=f"{run_id} {states}")
+
+    def await_checkpoint(self, run_id: str) -> None:
+        wait_until(lambda: views.run(self.project, run_id).levels, 60, what="a checkpoint")
+
+    def bridge_down(self) -> None:
+        bridge_control.stop(self.project)
+
+    def bridge_up(self) -> None:
+        bridge_control.start(self.project, port=0, tunnel="none")
+
+
+def make_project(folder: Path, more: str = "") -> Project:
+    """Stages `train`, `hostile` and `flood`, each a short script of its own."""
+    folder.mkdir(parents=True)
+    text = _PROJECT
+    for name in ("train", "hostile", "flood"):
+        shutil.copy(_STAGES / f"{name}.py", folder / f"{name}.py")
+        text += _STAGE.format(name=name)
+    (folder / names.PROJECT_FILE).write_text(text + more)
+    project = Project(folder)
+    project.make_private()
+    project.inbox.mkdir()
+    project.queue.touch()
+    return project
+
+
+@contextlib.contextmanager
+def jupyter_place() -> Iterator[None]:
+    """Where the packages lie in another environment than this Python, Jupyter is told what lies beside them."""
+    found = importlib.util.find_spec("jupyterlab")
+    prefix = Path(found.origin).parents[4] if found is not None and found.origin else None
+    with pytest.MonkeyPatch.context() as patch:
+        if prefix is not None and not (Path(sys.prefix) / "share/jupyter/lab").is_dir():
+            patch.setenv("JUPYTER_PATH", str(prefix / "share/jupyter"))
+            patch.setenv("JUPYTER_CONFIG_PATH", str(prefix / "etc/jupyter"))
+            patch.setenv("JUPYTERLAB_DIR", str(prefix / "share/jupyter/lab"))
+        yield

@@ -1,0 +1,99 @@
+"""The panel as a person meets it: a tab with JupyterLab or Voilà, where he sees and presses what has a test id."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from playwright.sync_api import BrowserContext, Locator, Page, expect
+
+WAIT_MS = 120_000  # two cores, a browser without a GPU, and whatever else the machine does
+
+
+class PanelTab:
+    """One tab."""
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        self.context = context
+        self.url = url
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.faults: list[str] = []
+        self.page.on("pageerror", lambda error: self.faults.append(str(error)))
+
+    @property
+    def is_lab(self) -> bool:
+        return "/lab/" in self.url
+
+    def open(self) -> PanelTab:
+        """Load the page; in JupyterLab also run the cell, by the keys that a person presses."""
+        self.page.goto(self.url)
+        if self.is_lab:
+            self.run_cell()
+        return self
+
+    def run_cell(self) -> None:
+        cell = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea-editor").first
+        cell.wait_for()
+        self.await_kernel()
+        cell.click()
+        self.page.keyboard.press("Control+Enter")
+
+    def await_kernel(self) -> None:
+        """The status bar says so; the notebook's own sign says idle before there is a kernel, too."""
+        self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
+
+    def save(self) -> None:
+        """Ctrl+S, and wait until JupyterLab shows no unsaved change."""
+        self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea-editor").first.click()
+        self.page.keyboard.press("Control+s")
+        self.page.locator(".lm-DockPanel-tabBar .jp-mod-dirty, .lm-TabBar-tab.jp-mod-dirty").wait_for(state="detached")
+
+    def new_cell(self, code: str) -> None:
+        """A cell below, run at once."""
+        self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea-editor").first.click()
+        self.page.keyboard.press("Escape")
+        self.page.keyboard.press("b")
+        self.page.keyboard.press("Enter")
+        self.page.keyboard.insert_text(code)
+        self.page.keyboard.press("Control+Enter")
+
+    # --- what is on the panel ------------------------------------------------------------------------
+
+    def at(self, test_id: str) -> Locator:
+        return self.page.get_by_test_id(test_id).first
+
+    def expect_live(self) -> None:
+        expect(self.at("live")).to_contain_text("live", timeout=WAIT_MS)
+
+    def expect_text(self, test_id: str, text: Any, timeout_s: float = WAIT_MS / 1000) -> None:
+        expect(self.at(test_id)).to_contain_text(text, timeout=timeout_s * 1000)
+
+    def expect_state(self, run_id: str, word: Any, timeout_s: float = WAIT_MS / 1000) -> None:
+        self.expect_text(f"state-{run_id}", word, timeout_s)
+
+    def log_text(self) -> str:
+        return str(self.at("log").inner_text())
+
+    def run(self, stage: str, overrides: str = "") -> None:
+        """Choose the stage, look at the plan, send it."""
+        self.at("run-stage").select_option(stage)
+        self.at("run-overrides").fill(overrides)
+        self.at("run").click()
+        expect(self.at("ask-run")).to_contain_text(f"run:{stage}", timeout=WAIT_MS)
+        self.at("send-run").click()
+
+    def choose(self, run_id: str) -> None:
+        self.at(f"run-{run_id}").get_by_role("button", name=run_id).click()
+
+    def stop(self) -> None:
+        """Both presses."""
+        self.at("stop").click()
+        self.at("stop-save").click()
+
+    def ask(self, button: str, name: str = "detail") -> None:
+        """Press a button that shows its line first, and send that."""
+        self.at(button).click()
+        self.at(f"send-{name}").click()
+
+    def close(self) -> None:
+        self.page.close()
