@@ -1,7 +1,8 @@
 """What a gate leaves for later comparisons: each metric's mean over each part, and a table of what got worse.
 
 Two models that were judged on the very same items, at different times, can then be compared pair by pair on a laptop,
-without their weights: a champion against its challenger, the arms of a study against each other.
+without their weights: a champion against its challenger, the arms of a study against each other. Parts of a group
+count the same here, however many items each has, so that values differ a little from a gate's own, which are by item.
 """
 
 from __future__ import annotations
