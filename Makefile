@@ -10,6 +10,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TEST_JOBS ?= 3
 ROUNDS ?= 20
 SEED ?= 0
 
@@ -21,7 +22,7 @@ demo-study: $(STAMP)
 	$(BIN)/bridgehead demo --study $(DEMO_ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_JOBS) --dist loadfile $(TEST_ARGS)
 
 check: $(STAMP)
 	$(BIN)/ruff check .

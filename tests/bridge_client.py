@@ -55,6 +55,12 @@ class LiveBridge:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(TIMEOUT_S)
 
+    def knows(self, vm_id: str) -> None:
+        """A VM of the bridge's own pairing has spoken: a lost VM's runs may go to it."""
+        item = self.bridge.keys.get(self.bridge.keys.current()[0])
+        assert item is not None
+        self.bridge.ledger.bind_vm(vm_id, item.id, item.family, allow_sh=item.allow_sh)
+
     def client(self) -> Client:
         key_id, key = self.bridge.keys.current()
         return Client(self.bridge.port, key_id, key)

@@ -37,7 +37,7 @@ def _lacking() -> str:
     return " and ".join([*([] if Path(CHROMIUM).exists() else [CHROMIUM]), *missing])
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright runs, this thread can't use asyncio: other files' tests must
 def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
@@ -48,7 +48,7 @@ def browser() -> Iterator[Any]:
         made.close()
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def jupyter_data() -> Iterator[None]:
     with jupyter_place():
         yield

@@ -33,7 +33,7 @@ def seeded(fresh: Project) -> Iterator[Seeded]:
     made.ledger.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright runs, this thread can't use asyncio: other files' tests must
 def browser() -> Iterator[Browser]:
     """Skipped with the reason where the extras or Chromium are missing."""
     pytest.importorskip("anywidget", reason="the extra `panel` is not installed: no anywidget")

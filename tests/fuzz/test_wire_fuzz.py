@@ -159,7 +159,7 @@ def _refused_or_the_same(text: str) -> None:
 
 
 @given(
-    st.from_regex(r"https?://[a-z0-9.-]{1,20}(:[0-9]{1,5})?", fullmatch=True),
+    st.from_regex(r"https?://[a-z0-9.-]{1,20}(:[1-9][0-9]{0,3})?", fullmatch=True),
     st.from_regex(r"[A-Za-z0-9_-]{4,64}", fullmatch=True),
     st.binary(min_size=32, max_size=32),
     st.from_regex(r"[0-9a-f]{64}", fullmatch=True),

@@ -294,6 +294,7 @@ def test_a_run_that_another_vm_has_is_revoked_by_signed_hints(rig: Rig) -> None:
     rig.run_folder()
     ledger = rig.live.bridge.ledger
     ledger.sweep_lost(-1.0)
+    rig.live.knows("vm-other")
     (lent,) = ledger.deliver("vm-other", 0)
     ledger.ack(lent.id, AckRecord("vm-other", names.Ack.ACCEPTED, lent.attempt))
     rig.start()

@@ -109,6 +109,7 @@ def test_a_new_attempt_in_the_same_file_repeats_nothing(rig: Rig) -> None:
     _ship_all(rig.growing())
     ledger = rig.live.bridge.ledger
     ledger.sweep_lost(-1.0)  # silent for too long: another VM gets it, and is lost too
+    rig.live.knows("vm-other")
     (lent,) = ledger.deliver("vm-other", 0)
     ledger.ack(lent.id, AckRecord("vm-other", names.Ack.ACCEPTED, lent.attempt))
     rig.live.client().ask("POST", f"/in/{rig.run_id}/{names.LOG}?vm=vm-other&attempt=2", b"", _OTHER)
