@@ -164,7 +164,7 @@ class GrowingUpload:
         return True
 
     def _generation(self, stat: os.stat_result) -> str:
-        return f"{self._client.vm_id}-{self._attempt}-{stat.st_ino}"
+        return _generation(self._client.vm_id, self._attempt, stat)
 
     def _begin(self, old: _Life | None, stat: os.stat_result, *, truncated: bool) -> _Life:
         base = 0
@@ -209,6 +209,20 @@ def inherit(run_dir: Path, name: str, path: Path, lives: bytes, attempt: int) ->
     files.write_json(run_dir / GENERATIONS, {**_read_lives(run_dir), name: vars(life)})
 
 
+def lives_to_leave(run_dir: Path, vm_id: str, attempt: int) -> bytes:
+    """What goes into the store before the growing files do, for the VM that comes after this one.
+
+    A file of which nothing has been sent yet has no life noted; it is given the one that it will have. Without that the
+    next VM could not tell that the laptop has none of its bytes, and would keep them to itself.
+    """
+    lives = _read_lives(run_dir)
+    for name in names.GROWING_FILES:
+        found = files.plain_stat(run_dir / name)
+        if found is not None and name not in lives:
+            lives[name] = vars(_Life(_generation(vm_id, attempt, found), attempt, found.st_ino, 0))
+    return files.canonical_json(lives)
+
+
 def all_arrived(run_dir: Path) -> bool:
     """Whether the laptop has every byte of the growing files, as far as this VM has been told."""
     lives = _read_lives(run_dir)
@@ -218,6 +232,10 @@ def all_arrived(run_dir: Path) -> bool:
         if found is not None and sent < found.st_size:
             return False
     return True
+
+
+def _generation(vm_id: str, attempt: int, stat: os.stat_result) -> str:
+    return f"{vm_id}-{attempt}-{stat.st_ino}"
 
 
 def _read_lives(folder: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from bridgehead import names
 from bridgehead.errors import TransferError
 from bridgehead.records import AckRecord
 from vm_daemons.client import BridgeClient
-from vm_daemons.uploads import GENERATIONS, GrowingUpload, inherit
+from vm_daemons.uploads import GENERATIONS, GrowingUpload, inherit, lives_to_leave
 from vm_support import make_run, paired_home
 
 
@@ -201,6 +202,28 @@ def test_what_a_vm_in_between_has_sent_is_not_sent_again(rig: Rig) -> None:
         log.write(b"last\n")
     _ship_all(mine)
     assert rig.arrived.read_bytes() == b"one\nbetween\nlast\n"
+
+
+@pytest.mark.parametrize("began", [False, True])
+def test_what_was_in_the_store_before_its_vm_had_sent_any_of_it_arrives(rig: Rig, began: bool) -> None:
+    """A short run is saved before the first byte of its log has left: found by the chaos campaign."""
+    rig.log.write_bytes(b"one\ntwo\n")
+    lives = lives_to_leave(rig.log.parent, rig.client.vm_id, 1)
+    if began:  # after the store was told
+        _ship_all(rig.growing())
+    _claim(rig, 2)
+    mine = _inherited(rig, b"one\ntwo\n", lives)
+    with mine._path.open("ab") as log:
+        log.write(b"three\n")
+    _ship_all(mine)
+    assert rig.arrived.read_bytes() == b"one\ntwo\nthree\n"
+
+
+def test_a_life_that_is_noted_is_left_as_it_is(rig: Rig) -> None:
+    rig.log.write_bytes(b"one\n")
+    _ship_all(rig.growing())
+    noted = json.loads((rig.log.parent / GENERATIONS).read_bytes())
+    assert json.loads(lives_to_leave(rig.log.parent, "vm-other", 7)) == noted
 
 
 @pytest.mark.parametrize("lives", [b"", b"[]", b"{", b'{"log": {"generation": 1}}', b'{"log": {"generation": "x"}}'])

@@ -254,7 +254,7 @@ class Store:
             known.copy_changed(objects, target, run_dir, _STATUS_FILES)
             known.status_at = time.monotonic()
         if saved or ended:
-            known.copy_logs(objects, target, run_dir)
+            known.copy_logs(objects, target, run_dir, record.vm_id)
         if ended:
             known.finish(objects, target, run_dir, record)
 

@@ -14,6 +14,7 @@ from bridgehead.errors import VerificationError
 from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, RunRecord
 from vm_daemons import outputs as outputs_module
+from vm_daemons import uploads
 from vm_daemons.storage import log_sums, store_slots
 from vm_daemons.storage.objects import ObjectStore, PutsMany, Stored
 from vm_daemons.storage.store_slots import Slot
@@ -37,6 +38,7 @@ class Progress:
     damaged: set[tuple[str, int]] = field(default_factory=set)  # local checkpoints that don't verify: name, mtime_ns
     copied: dict[str, Stamp] = field(default_factory=dict)  # file → its stamp when it was copied
     sent: dict[str, Stored] = field(default_factory=dict)  # file → what the store holds of it
+    lives: bytes = b""  # of the growing files, as they were last put
     sums: log_sums.Sums | None = None  # of the growing files, once read from the store
     status_at: float = 0.0  # monotonic
     complete_attempt: int = 0  # this attempt has ended and all it left is in the store
@@ -138,11 +140,15 @@ class Progress:
             for (relative, stamp), item in zip(batch, stored, strict=True):
                 self.sent[relative], self.copied[relative] = item, stamp
 
-    def copy_logs(self, store: ObjectStore, target: str, run_dir: Path) -> None:
+    def copy_logs(self, store: ObjectStore, target: str, run_dir: Path, vm_id: str) -> None:
         """What the laptop has of them is noted before they are copied, what they are afterwards."""
         if self.sums is None:
             self.sums = log_sums.read(store, target)
-        self.copy_changed(store, target, run_dir, [names.GENERATIONS, *names.GROWING_FILES])
+        lives = uploads.lives_to_leave(run_dir, vm_id, self.attempt)
+        if lives != self.lives:
+            store.put_bytes(f"{target}/{names.GENERATIONS}", lives)
+            self.lives = lives
+        self.copy_changed(store, target, run_dir, names.GROWING_FILES)
         log_sums.note(store, target, self.sums, self.sent, names.GROWING_FILES)
 
     def finish(self, store: ObjectStore, target: str, run_dir: Path, record: RunRecord) -> None:
