@@ -19,20 +19,25 @@ _BLOCK_BYTES: Final = 2**20  # a search lets other threads have a turn after eac
 _NEEDLE_MAX_BYTES: Final = 1000
 _BEFORE_BYTES: Final = 16 * 1024  # at most, shown above what was found
 _BEFORE_LINES: Final = 30
-_WORDS = (
-    r"Traceback \(most recent call last\)|{before}(?:ERROR|CRITICAL|FATAL)\b"
-    r"|\bCUDA out of memory\b|\bSegmentation fault\b"
+_WORDS = ("ERROR", "CRITICAL", "FATAL", "CUDA out of memory", "Segmentation fault")
+_TRACEBACK = r"Traceback \(most recent call last\)"
+_NAME = r"(?:[A-Za-z_][A-Za-z0-9_.]{0,80})?"  # of an exception, before its Error or Exception
+# In one line of clean text.
+ERROR: Final = re.compile(rf"{_TRACEBACK}|\b(?:{'|'.join(_WORDS)})\b|^{_NAME}(?:Error|Exception)\b ?[:(]")
+# In raw bytes: each begins with fixed text, which is found many times as fast as one pattern with all of them; what has
+# to stand before it is looked at where it was found. Escape sequences that paint a word may stand there.
+_ANYWHERE = re.compile(rb"")
+_APART: Final = re.compile(rb"(?:[^A-Za-z0-9_]|\x1b\[[0-9;]{0,20}m)\Z")
+_RAISED: Final = re.compile(rb"[\n\r](?:\x1b\[[0-9;]{0,20}m){0,4}" + _NAME.encode() + rb"\Z")
+_SEEKS: Final = (
+    (re.compile(_TRACEBACK.encode()), _ANYWHERE),
+    *((re.compile(rf"{word}\b".encode()), _APART) for word in _WORDS),
+    *((re.compile(rf"{word}\b ?[:(]".encode()), _RAISED) for word in ("Error", "Exception")),
 )
-_RAISED = r"(?:[A-Za-z_][A-Za-z0-9_.]{0,80})?(?:Error|Exception)\b ?[:(]"
-ERROR: Final = re.compile(_WORDS.replace("{before}", r"\b") + f"|^{_RAISED}")  # in one line of clean text
-# In raw bytes a word may stand right behind the escape sequence that paints it.
-_ERROR_BYTES: Final = re.compile(
-    (
-        _WORDS.replace("{before}", r"(?:\b|(?<=[0-9\[]m))") + rf"|[\n\r](?:\x1b\[[0-9;]{{0,20}}m){{0,4}}{_RAISED}"
-    ).encode()
-)
-# A block with none of these holds no error: looking for them is ten times as fast.
-_MARKS: Final = (b"Traceback (", b"ERROR", b"CRITICAL", b"FATAL", b"Error", b"Exception", b"out of memory", b"Segment")
+_LOOK_BACK: Final = 200  # bytes before a find that decide
+
+
+_Seek = tuple[re.Pattern[bytes], re.Pattern[bytes]]  # what is looked for, and what has to stand before it
 
 
 @dataclass(frozen=True)
@@ -64,15 +69,15 @@ def page(path: Path, *, from_bytes: int | None = None, to_bytes: int | None = No
 def search(path: Path, text: str, *, from_bytes: int = 0) -> Page:
     """The page with the next line at or after `from_bytes` that holds `text`, whatever its case in ASCII."""
     needle = text.encode()[:_NEEDLE_MAX_BYTES]
-    return _find(path, re.compile(re.escape(needle), re.IGNORECASE), (), from_bytes)
+    return _find(path, ((re.compile(re.escape(needle), re.IGNORECASE), _ANYWHERE),), from_bytes)
 
 
 def first_error(path: Path, *, from_bytes: int = 0) -> Page:
     """The page with the next line at or after `from_bytes` that reads like an error."""
-    return _find(path, _ERROR_BYTES, _MARKS, from_bytes)
+    return _find(path, _SEEKS, from_bytes)
 
 
-def _find(path: Path, pattern: re.Pattern[bytes], marks: Sequence[bytes], from_bytes: int) -> Page:
+def _find(path: Path, seeks: Sequence[_Seek], from_bytes: int) -> Page:
     try:
         handle = path.open("rb")
     except FileNotFoundError:
@@ -82,13 +87,20 @@ def _find(path: Path, pattern: re.Pattern[bytes], marks: Sequence[bytes], from_b
         begin = _next_line(handle, min(max(0, from_bytes), size))
         end = min(size, begin + SEARCH_BYTES)
         for start, block in _blocks(handle, begin, end):
-            if marks and not any(mark in block for mark in marks):
-                continue
-            match = pattern.search(block)
-            if match is not None:
-                return _around(handle, start + match.start() + (match[0][:1] in (b"\n", b"\r")), size)
+            found = [at for seek in seeks if (at := _first(block, *seek)) is not None]
+            if found:
+                return _around(handle, start + min(found), size)
         end = end if end == size else max(begin + 1, _line_start(handle, end))  # it may end in the middle of a match
         return Page([], end, end, size, searched_to=end if end < size else None)
+
+
+def _first(block: bytes, pattern: re.Pattern[bytes], before: re.Pattern[bytes]) -> int | None:
+    """Where in the block `pattern` stands first behind what `before` wants."""
+    for match in pattern.finditer(block):
+        at = match.start()
+        if before is _ANYWHERE or before.search(block[max(0, at - _LOOK_BACK) : at]):
+            return at
+    return None
 
 
 def _next_line(handle: BinaryIO, at: int) -> int:
