@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -68,3 +69,8 @@ def in_process(capsys: pytest.CaptureFixture[str], *words: str) -> Answer:
     code = cli.main(words)
     captured = capsys.readouterr()
     return Answer(code, captured.out, captured.err)
+
+
+def heeds_ctrl_c() -> None:
+    """For `preexec_fn`: a suite that runs in the background of a shell ignores SIGINT, and so would its children."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from browser_rig import jupyter_place
-from cli_process import command, environment, in_process
+from cli_process import command, environment, heeds_ctrl_c, in_process
 
 from bridgehead import processes
 from bridgehead.errors import BridgeheadError, UsageError
@@ -64,7 +64,12 @@ def started(fresh: Project) -> Iterator[tuple[subprocess.Popen[str], dict[str, A
     with jupyter_place():
         words = ("-C", str(fresh.root), "panel", "--json")
         process = subprocess.Popen(
-            command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+            command(*words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            preexec_fn=heeds_ctrl_c,
         )
     try:
         assert process.stdout is not None

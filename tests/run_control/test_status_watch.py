@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_process import command, environment
+from cli_process import command, environment, heeds_ctrl_c
 from project_support import Seeded
 
 from bridgehead.names import Ack, RunState
@@ -62,6 +62,7 @@ def _watching(root: Path, *words: str, terminal: bool = False) -> Iterator[Watch
         stdout=theirs,
         stderr=subprocess.PIPE,
         env=env,
+        preexec_fn=heeds_ctrl_c,
     )
     os.close(theirs)
     try:
