@@ -73,6 +73,12 @@ def close() -> None:
     """End the view, the feed and their threads. Runs and the bridge go on."""
     with _lock:
         _close_view()
+    _end_engines()
+
+
+def _end_engines() -> None:
+    """At the kernel's end this alone: widgets that closed would vanish from the page, and the page says "stale"."""
+    with _lock:
         for engine in _shown.engines.values():
             engine.close()
         _shown.engines.clear()
@@ -84,7 +90,7 @@ def _engine(project: Any) -> Any:
     key = Path(project.root).resolve()
     if key not in _shown.engines:
         if not _shown.engines:
-            atexit.register(close)
+            atexit.register(_end_engines)
         _shown.engines[key] = Engine(project)
     return _shown.engines[key]
 

@@ -42,6 +42,15 @@ class PanelTab:
         """The status bar says so; the notebook's own sign says idle before there is a kernel, too."""
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 
+    def restart_kernel(self) -> None:
+        """By the button of the toolbar, and once more by the one of the dialog."""
+        self.page.get_by_role("button", name="Restart the kernel", exact=True).click()
+        self.accept()
+
+    def accept(self) -> None:
+        """What JupyterLab asks or tells in a dialog."""
+        self.page.locator(".jp-Dialog .jp-mod-accept").click()
+
     def save(self) -> None:
         """Ctrl+S, and wait until JupyterLab shows no unsaved change."""
         self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea-editor").first.click()

@@ -84,7 +84,7 @@ class Stale {
     const since = store.heardAt ? `What you see is from ${clock(store.heardAt / 1000)}. ` : "";
     const text =
       `No word from the notebook's kernel. ${since}Your runs go on without this page. `
-      + "If the kernel was restarted, run this cell again; bridgehead status in a terminal shows the same.";
+      + "If the kernel was restarted, run this cell again, and reload the page if it stays silent; bridgehead status in a terminal shows the same.";
     setText(this.text, text);
   }
 }
