@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from aiohttp import web
 
-from bridge import bodies, raw_body, uploads
+from bridge import bodies, raw_body, sqlite_faults, uploads
 from bridge.address_record import AddressRecord
 from bridge.addresses import Address, count, read_address, vm_id
 from bridge.answers import ALWAYS, Refused, answer_empty, answer_json, answer_refusal, refusal_of, stranger
@@ -34,12 +34,12 @@ from bridge.serving import content_of_bytes, serve
 from bridge.uploads import Uploads
 from bridgehead import announcement, names, paths, signing
 from bridgehead.errors import BridgeheadError, NotFoundError, SupersededError, UsageError
+from bridgehead.os_errors import means_full
 from bridgehead.records import AckRecord, Heartbeat
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 HEARTBEAT_S = 5
-_NO_ROOM = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _ACK_PATH = re.compile(re.escape(names.QUEUE_PATH) + r"/([0-9a-f]{32})/ack\Z")
 _BEAT_PATH = re.compile(re.escape(names.VMS_PREFIX) + r"([^/]+)/heartbeat\Z")
 _PACK_PATH = re.compile(f"({re.escape(names.SERVE_PREFIX + names.SERVE_PACK)})\\Z")
@@ -105,7 +105,7 @@ class Api:
         except OSError as error:
             return answer_refusal(_refusal_of_os_error(error))
         except Exception as error:  # a bug must not take the bridge down; its traceback belongs into the log alone
-            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode in _NO_ROOM:
+            if isinstance(error, sqlite3.OperationalError) and sqlite_faults.means_full(error):
                 return answer_refusal(uploads.no_room())
             log.exception("%s failed", request.method)
             return answer_refusal(refusal_of(BridgeheadError("the bridge made a mistake", hint="see its log")))
@@ -300,7 +300,7 @@ def _no_such(address: Address) -> NotFoundError:
 
 
 def _refusal_of_os_error(error: OSError) -> Refused:
-    if uploads.is_disk_full(error):
+    if means_full(error):
         return uploads.no_room()
     if isinstance(error, FileNotFoundError):
         return refusal_of(NotFoundError("no such file"))

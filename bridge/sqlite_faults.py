@@ -27,6 +27,11 @@ def is_passing(error: sqlite3.Error) -> bool:
     return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _PASSING
 
 
+def means_full(error: sqlite3.Error) -> bool:
+    """Whether there was no room for it: on a full disk SQLite also speaks of an input or output error."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
 def not_now(path: Path, error: sqlite3.Error) -> BridgeDownError:
     return BridgeDownError(
         f"{path.name} can't be opened just now: {error}",

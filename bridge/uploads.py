@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import re
 import shutil
 import sys
@@ -32,6 +31,7 @@ from bridge.upload_rules import UploadRules
 from bridge.upload_store import OffsetMismatch, Progress, UploadStore
 from bridgehead import files, names, part_lists, signing
 from bridgehead.errors import TransferError, UsageError
+from bridgehead.os_errors import means_full
 from bridgehead.upload_text import size_text
 
 METHODS = ("PUT", "POST", "HEAD", "PATCH", "DELETE")
@@ -180,7 +180,7 @@ class Uploads:
     # --- what there was no room for -----------------------------------------------------------------------
 
     def _note(self, error: Refused | OSError, path: str, headers: Mapping[str, str]) -> None:
-        full = error.status == NO_ROOM if isinstance(error, Refused) else is_disk_full(error)
+        full = error.status == NO_ROOM if isinstance(error, Refused) else means_full(error)
         if full:
             self.shortages.note(path, _wanted_bytes(headers))
 
@@ -217,10 +217,6 @@ def no_room(wanted_bytes: int = 0, room_bytes: int = 0) -> Refused:
 def _wanted_bytes(headers: Mapping[str, str]) -> int:
     told = headers.get(names.HEADER_LENGTH) or headers.get("Content-Length") or "0"
     return int(told) if told.isascii() and told.isdecimal() and len(told) < _DIGITS_MAX else 0
-
-
-def is_disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from bridgehead.os_errors import means_full
+
 TEMP_PREFIX = ".tmp-"
 _CHUNK_BYTES = 1 << 20
 _NO_ROOM_BYTES = 1 << 20
@@ -163,7 +165,7 @@ def with_room(write: Callable[[], T], *, on_full: Callable[[], None], pause: Cal
         try:
             return write()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not means_full(error):
                 raise
             if tries == 0:
                 on_full()

@@ -26,9 +26,9 @@ _HINTS: Final = {
 def in_words(error: OSError) -> BridgeheadError:
     """The file, what is wrong with it, and what to do."""
     where = f"{error.filename2 or error.filename}: " if error.filename else ""
-    hint = _HINTS.get(error.errno or 0, "look at that file, then do it again") if where or is_full(error) else ""
+    hint = _HINTS.get(error.errno or 0, "look at that file, then do it again") if where or means_full(error) else ""
     return BridgeheadError(f"{where}{error.strerror or str(error) or type(error).__name__}", hint=hint)
 
 
-def is_full(error: OSError) -> bool:
+def means_full(error: OSError) -> bool:
     return error.errno in _NO_ROOM

@@ -215,9 +215,7 @@ class _Round:
         self._attendant.step()
         if time.monotonic() - self._looked_at > _LOOK_AT_LAPTOP_S:
             self._looked_at = time.monotonic()
-            with contextlib.suppress(
-                BridgeDownError
-            ):  # a full disk, and no bridge that has it open
+            with contextlib.suppress(BridgeDownError):  # a full disk, and no bridge that has it open
                 self._views = self.world.runs()
             self._confirmed.look(self._views)
             self._time_recovery()

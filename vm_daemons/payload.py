@@ -7,7 +7,6 @@ payload whole, and a running stage sees of each file the old one or the new one.
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 from bridgehead import files, names
 from bridgehead.errors import TransferError, VerificationError
+from bridgehead.os_errors import means_full
 from vm_daemons import key_rotation, payload_fetch
 from vm_daemons.client import BridgeClient
 from vm_daemons.home import VmHome
@@ -72,7 +72,7 @@ def install(home: VmHome, document: dict[str, Any], bring: Bring) -> dict[str, A
     try:
         told = _bring_all(tree, shelf, entries, wanted, bring)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not means_full(error):
             raise
         raise TransferError(
             "the VM's disk is full; the old payload stays", hint="make room on the VM, or send less"

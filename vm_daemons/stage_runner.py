@@ -23,6 +23,7 @@ from types import FrameType
 from bridgehead import checkpoints, files, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import FailureClass, RunState
+from bridgehead.os_errors import means_full
 from bridgehead.queue_lines import Verb
 from bridgehead.records import ExitRecord, ProcessRecord, RunRecord
 from vm_daemons import budget, failure, launch, lifetime, outputs, post_mortem, preflight, run_status
@@ -281,7 +282,7 @@ class Runner:
         # A death that can't be counted would make the budget endless, so then it is the end.
         return _persist(
             lambda: failure.note_death(self._dir, self._record.attempt, ending.message, runner),
-            give_up=lambda error: error.errno not in (errno.ENOSPC, errno.EDQUOT),
+            give_up=lambda error: not means_full(error),
         )
 
     def _handed_over(self) -> bool:

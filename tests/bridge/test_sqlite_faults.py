@@ -13,7 +13,7 @@ import pytest
 
 from bridge.ledger import Ledger
 from bridge.small_db import SmallDb
-from bridge.sqlite_faults import is_passing
+from bridge.sqlite_faults import is_passing, means_full
 from bridge.upload_store import UploadStore
 from bridgehead.errors import BridgeDownError
 
@@ -59,6 +59,14 @@ def test_on_a_full_disk_it_is_not_called_damaged_and_is_whole_afterwards(full: P
         assert [
             row["name"] if isinstance(row, sqlite3.Row) else row[0] for row in opened.rows("SELECT * FROM things", ())
         ]
+
+
+def test_what_sqlite_says_of_a_full_disk_in_more_detail_is_a_full_disk_too() -> None:
+    error = sqlite3.OperationalError("disk I/O error")
+    error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE  # an extended code: 778, where the plain one is 10
+    assert means_full(error)
+    error.sqlite_errorcode = sqlite3.SQLITE_BUSY_SNAPSHOT
+    assert not means_full(error)
 
 
 def test_a_damaged_file_is_not_a_passing_fault(tmp_path: Path) -> None:

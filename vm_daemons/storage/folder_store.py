@@ -31,11 +31,11 @@ from bridgehead.errors import (
     VerificationError,
 )
 from bridgehead.names import StoreKind
+from bridgehead.os_errors import means_full
 from vm_daemons.storage.objects import Room, Stored
 
 _CHUNK_BYTES = 1 << 20
 _GONE = {errno.ENOTCONN, errno.EIO, errno.ESTALE, errno.ENODEV, errno.ENXIO, errno.ESHUTDOWN, errno.ECONNABORTED}
-_FULL = {errno.ENOSPC, errno.EDQUOT}
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _TEMP = re.compile(re.escape(files.TEMP_PREFIX) + r"([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}\Z")
 _ABANDONED_AFTER_S = 24 * 3600.0  # a temporary file of another machine: no single object takes so long
@@ -322,7 +322,7 @@ class FolderStore:
             return NotFoundError(f"the store holds no {key}")
         if error.errno in _GONE:
             return StoreGone(f"the store {self.root} is gone: {error.strerror}", hint="mount it again")
-        if error.errno in _FULL:
+        if means_full(error):
             return StoreFull(f"the store {self.root} is full: {what}", hint="make room there, and empty its trash")
         if error.errno in _DENIED:
             return StoreDenied(f"the store {self.root} can't be written to or read: {what}")
