@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import urlsplit
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bridgehead import names
 from bridgehead.queue_lines import nearest
+from run_control.command_words import words_of
 from run_control.notify_spec import ENV_PREFIX, FILE_PREFIX, EventKind, NotifySpec, Source
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
@@ -27,15 +27,6 @@ def _event(value: str) -> str:
     if value not in set(EventKind):
         raise ValueError(f"no event {value!r}; {nearest(value, EventKind)}")
     return value
-
-
-def _words(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise ValueError(f"a command line with balanced quotes ({error})") from None
 
 
 def _reference(value: str) -> str:
@@ -96,12 +87,12 @@ class NotifyTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     on: list[Annotated[str, AfterValidator(_event)]] = Field(default_factory=lambda: [str(kind) for kind in EventKind])
-    command: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list)
+    command: Annotated[list[str], BeforeValidator(words_of)] = Field(default_factory=list)
     webhook: Annotated[str, AfterValidator(_webhook)] = ""
     ntfy: Annotated[str, AfterValidator(_url)] = ""
     ntfy_token: Annotated[str, AfterValidator(_token)] = ""
     email: Annotated[str, AfterValidator(_mail)] = ""
-    email_command: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list)
+    email_command: Annotated[list[str], BeforeValidator(words_of)] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

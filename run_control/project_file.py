@@ -5,7 +5,6 @@ from __future__ import annotations
 import graphlib
 import json
 import re
-import shlex
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +19,7 @@ from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
 from run_control import notify_table, toml_lines, tunnel_table
+from run_control.command_words import split_words
 from run_control.notify_spec import NotifySpec
 from run_control.notify_table import NotifyTable
 from run_control.spec_tables import DataTable, MoneyTable, StageLimits
@@ -113,11 +113,7 @@ def _glob(value: str) -> str:
 
 
 def _command(value: str) -> str:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise ValueError(f"a command line with balanced quotes ({error})") from None
-    if not words:
+    if not split_words(value):
         raise ValueError('a command line, such as "python train.py", or "bridgehead:pretrain"')
     if value.startswith(names.SHIPPED_COMMAND_PREFIX):
         shipped = value.removeprefix(names.SHIPPED_COMMAND_PREFIX)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import shlex
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -17,6 +16,7 @@ from bridge.tunnels.spec import TunnelSpec
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
+from run_control.command_words import words_of
 
 PROTOCOLS = ("http2", "quic", "auto")
 _HOST_NAME = re.compile(
@@ -77,16 +77,6 @@ def _bind(value: str) -> str:
     return value
 
 
-def _words(value: object) -> object:
-    """A command line may be one text, as in [stages.NAME]."""
-    if not isinstance(value, str):
-        return value
-    try:
-        return shlex.split(value)
-    except ValueError as error:
-        raise ValueError(f"a command line with balanced quotes ({error})") from None
-
-
 def _pattern(value: str) -> str:
     try:
         re.compile(value)
@@ -109,7 +99,7 @@ class TunnelTable(BaseModel):
     remote_port: Annotated[int, Field(ge=0, le=65535)] = 0
     bind: Annotated[str, AfterValidator(_bind)] = "127.0.0.1"
     options: list[Annotated[str, AfterValidator(_ssh_option)]] = Field(default_factory=list)
-    command: Annotated[list[str], BeforeValidator(_words)] = Field(default_factory=list)
+    command: Annotated[list[str], BeforeValidator(words_of)] = Field(default_factory=list)
     url_pattern: Annotated[str, AfterValidator(_pattern)] = ""
     url_file: Annotated[str, AfterValidator(_path)] = ""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,28 +10,15 @@ from typing import Any
 
 import pytest
 
-from bridgehead.errors import NotFoundError
-
 pytest.importorskip("playwright", reason="the extra `dev` is not installed: no Playwright")
+from chromium import FLAGS, chromium
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from panel_parts import NOW
 
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync",
-)  # fmt: skip
 STATIC = Path(__file__).parent / "control_panel" / "view_page"
 URL = "http://localhost:1/panel/"  # never reached: every request is answered here
 LOAD_MS = 60_000
-
-
-def chromium() -> str:
-    """Path of Debian's Chromium. Raises NotFoundError without one."""
-    path = shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        raise NotFoundError("no chromium here", hint="apt-get install chromium")
-    return path
 
 
 @contextmanager

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import chromium
 import pytest
 from browser_rig import Rig, jupyter_place, make_project
 
 from run_control import panel_server, up
 
 HERE = Path(__file__).parent
-CHROMIUM = "/usr/bin/chromium"
 NEED_IT = "BRIDGEHEAD_NEED_BROWSER"  # set where the suite must not be skipped
-_FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--disable-dev-shm-usage",
-]  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,7 +31,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _lacking() -> str:
     packages = ("playwright", "jupyterlab", "voila", "anywidget", "ipykernel")
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
-    return " and ".join([*([] if Path(CHROMIUM).exists() else [CHROMIUM]), *missing])
+    return " and ".join([*([] if any(map(shutil.which, chromium.NAMES)) else ["chromium"]), *missing])
 
 
 @pytest.fixture(scope="module")  # while Playwright runs, this thread can't use asyncio: other files' tests must
@@ -43,7 +40,9 @@ def browser() -> Iterator[Any]:
 
     assert not _lacking(), f"{NEED_IT} is set, and {_lacking()} is missing"
     with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS, timeout=120_000)
+        made = playwright.chromium.launch(
+            executable_path=chromium.chromium(), args=list(chromium.FLAGS), timeout=120_000
+        )
         yield made
         made.close()
 
