@@ -8,6 +8,8 @@ with what the store had of the former VM's: the laptop has to have that much of 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from dataclasses import dataclass
 
@@ -44,6 +46,25 @@ def records(copy: bytes) -> tuple[int, int]:
         doubled += len(numbers) - len(set(numbers))
         missing += max(numbers) + 1 - len(set(numbers))
     return missing, doubled
+
+
+def sent_away(journal: bytes) -> set[str]:
+    """The runs that a VM took up from the store, never started, and let go: the laptop knew that they had ended.
+
+    What such a VM put into the log is its own word of having taken the run up. The bridge refuses it with the attempt.
+    """
+    runs: dict[str, str] = {}
+    begun, let_go = set(), set()
+    for line in journal.splitlines():
+        with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line may be torn
+            entry = json.loads(line)
+            if "command" in entry:
+                runs[entry["id"]] = entry["command"]["run_id"]
+            if entry["step"] in ("starting", "started"):
+                begun.add(entry["id"])
+            elif entry["step"] == "abandoned":
+                let_go.add(entry["id"])
+    return {runs[found] for found in let_go - begun if found in runs}
 
 
 def _match(copy: bytes, lives: list[Life], index: int, at: int, used: dict[str, int], best: list[int]) -> bool:

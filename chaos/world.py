@@ -25,7 +25,7 @@ from typing import Any
 
 from bridgehead import files, names, processes
 from chaos import mounts, stores, workload
-from chaos.log_check import Life
+from chaos.log_check import Life, sent_away
 from chaos.proxy import AWAY, Proxy
 from chaos.relay import Relay, free_port
 from chaos.store_check import StoredRun
@@ -279,7 +279,10 @@ class World:
 
     def note_lives(self, name: str) -> None:
         """Remember the growing files of a VM's runs as they are now: its last words."""
+        away = sent_away(_bytes(self.home(name) / names.VM_STATE / names.VM_JOURNAL))
         for run_dir in sorted(self.home(name).glob(f"{names.VM_RUNS}/*")):
+            if run_dir.name in away:
+                continue
             data = {item: _bytes(run_dir / item) for item in names.GROWING_FILES}
             known = [life for life in self.lives.get(run_dir.name, []) if life.vm != name]
             attempts = {int(found) for found in _ATTEMPT.findall(data[names.LOG])}

@@ -237,3 +237,17 @@ def test_a_half_written_file_fails(tmp_path: Path) -> None:
     verdict = Verdict()
     verdict.judge_inbox(found)
     assert not verdict.ok
+
+
+def test_a_vm_that_took_up_an_ended_run_and_was_sent_away_has_nothing_of_its_own_in_the_log() -> None:
+    def step(name: str, command: str, attempt: int = 2) -> bytes:
+        return json.dumps({"v": 1, "step": name, "id": command, "attempt": attempt}).encode() + b"\n"
+
+    def accepted(command: str, run_id: str) -> bytes:
+        entry = {"v": 1, "step": "accepted", "id": command, "attempt": 2, "command": {"run_id": run_id}}
+        return json.dumps(entry).encode() + b"\n"
+
+    taken = accepted("c1", "ended-1") + accepted("c2", "worked-2") + accepted("c3", "kept-3")
+    journal = taken + step("starting", "c2") + step("abandoned", "c2") + step("abandoned", "c1")
+    assert log_check.sent_away(journal + b'{"step": "aban') == {"ended-1"}
+    assert log_check.sent_away(taken) == log_check.sent_away(b"") == set()
