@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from bridge import ledger_claims, ledger_keys
+from bridge import ledger_claims, ledger_keys, ledger_releases
 from bridge.ledger_rows import ENDED, REJECTED, VmState, fail_orphans, next_delivery
 from bridge.project import PinRequest, ProjectView
 from bridgehead import names
@@ -111,6 +111,9 @@ def _resolve(db: sqlite3.Connection, line: QueueLine, project: ProjectView, seq:
         draft = _shell(db, line, project)
     elif line.verb is Verb.STOP:
         draft = _stop(db, line, project, seq, now)
+    elif line.verb is Verb.RELEASE:
+        ledger_releases.check(db, line.vm)
+        draft = _Draft()
     else:
         draft = _Draft()
     draft.verb = line.verb

@@ -11,7 +11,7 @@ import json
 import sqlite3
 from typing import Any
 
-from bridge import ledger_claims, ledger_keys, ledger_pairings
+from bridge import ledger_claims, ledger_keys, ledger_pairings, ledger_releases
 from bridge.ledger_rows import ENDED, VmState, command, fail_orphans, next_delivery
 from bridgehead import paths
 from bridgehead.names import FailureClass, RunState
@@ -86,13 +86,14 @@ def has_news(db: sqlite3.Connection, vm_id: str, after: int) -> bool:
 def changes_more_than_time(db: sqlite3.Connection, beat: Heartbeat) -> bool:
     """Whether a heartbeat says more than that a VM known to be alive still is."""
     row = db.execute("SELECT state FROM vms WHERE vm_id = ?", (beat.vm_id,)).fetchone()
-    return row is None or row["state"] != VmState.LIVE or bool(beat.lifetime.get("handed_over"))
+    last_words = beat.lifetime.get("handed_over") or beat.lifetime.get("released")
+    return row is None or row["state"] != VmState.LIVE or bool(last_words)
 
 
 def _waiting_for(db: sqlite3.Connection, vm_id: str) -> list[sqlite3.Row]:
-    """What has no VM and asks for this one or any, in the queue's order."""
+    """What has no VM and asks for this one or any, in the queue's order; nothing for one that is being given back."""
     not_for_it = "" if ledger_keys.runs_shell(db, vm_id) else Verb.SH
-    return db.execute(
+    rows = db.execute(
         "SELECT seq, inputs, target_vm FROM commands WHERE vm_id = '' AND state IN (:queued, :lost)"
         f" AND target_vm IN ('', :vm) AND kept_off != :vm AND verb != :not_verb AND {ledger_pairings.OPEN_TO}"
         " ORDER BY seq",
@@ -104,6 +105,7 @@ def _waiting_for(db: sqlite3.Connection, vm_id: str) -> list[sqlite3.Row]:
             "family": ledger_pairings.family_of(db, vm_id),
         },
     ).fetchall()
+    return [] if rows and ledger_releases.is_leaving(db, vm_id) else rows
 
 
 def commands_of(db: sqlite3.Connection, vm_id: str, after: int) -> list[Command]:
@@ -167,7 +169,7 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
     db.execute(end + " AND state = ?", (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, *began, RunState.RUNNING))
     unseen = (f"{reason}; nobody heard that it had begun, and it may have; not repeated", now, vm_id, Verb.SH)
     db.execute(end, (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME, *unseen))
-    for verb in (Verb.STOP, Verb.SYNC):
+    for verb in (Verb.STOP, Verb.SYNC, Verb.RELEASE):
         db.execute(end, (RunState.FAILED, "", f"its VM is gone: {reason}", now, vm_id, verb))
     db.execute(
         "UPDATE commands SET former_vm = vm_id, former_gone = ?, vm_id = '', state = ?, attempt = top_attempt + 1,"
@@ -182,7 +184,7 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
     if state == VmState.GONE:
         db.execute(
             "UPDATE commands SET state = ?, reason = ?, updated = ?"
-            " WHERE target_vm = ? AND vm_id = '' AND verb IN (?, ?) AND state = ?",
+            " WHERE target_vm = ? AND vm_id = '' AND verb IN (?, ?, ?) AND state = ?",
             (
                 RunState.FAILED,
                 f"was meant for {vm_id}, which is {state}: {why}",
@@ -190,6 +192,7 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
                 vm_id,
                 Verb.SH,
                 Verb.SYNC,
+                Verb.RELEASE,
                 RunState.QUEUED,
             ),
         )
@@ -197,9 +200,13 @@ def lose(db: sqlite3.Connection, vm_id: str, state: VmState, why: str, now: floa
 
 
 def hand_over(db: sqlite3.Connection, beat: Heartbeat, now: float) -> bool:
-    """Offer to other VMs what this one has stopped because its own end is near; True when there was something."""
+    """Offer to other VMs what this one has stopped because its own end is near; True when there was something.
+
+    With its very last word the line that asked for its release is done, too.
+    """
     listed: Any = beat.lifetime.get("handed_over")
-    given = 0
+    why = "was given back" if beat.lifetime.get("release_asked") else "reached the end of its life"
+    given = int(ledger_releases.note(db, beat, now))
     for run_id in listed if isinstance(listed, list) else []:
         if not isinstance(run_id, str):
             continue
@@ -207,7 +214,7 @@ def hand_over(db: sqlite3.Connection, beat: Heartbeat, now: float) -> bool:
             "UPDATE commands SET former_vm = vm_id, former_gone = 1, kept_off = vm_id, vm_id = '', target_vm = '',"
             f" held_by = '', state = ?, attempt = top_attempt + 1, reason = ?, updated = ? WHERE {_HELD}"
             " AND verb = ? AND run_id = ?",
-            (RunState.LOST, f"{beat.vm_id} reached the end of its life", now, beat.vm_id, Verb.RUN, run_id),
+            (RunState.LOST, f"{beat.vm_id} {why}", now, beat.vm_id, Verb.RUN, run_id),
         ).rowcount
     return given > 0
 

@@ -112,6 +112,7 @@ VM_STORE_SECRETS: Final = "store_secrets.json"  # 0600; what the cell got from n
 VM_REMOUNT: Final = "remount.json"  # a request to the cell, the only one that can mount Drive
 VM_UPLOADS: Final = "uploads.json"  # how far the artefacts are on their way to the laptop, for the cell's line
 VM_LIFETIME: Final = "lifetime.json"  # age, cap, and why the VM stays up or is about to be released
+VM_RELEASE: Final = "release.json"  # a person has asked this VM to give itself back: the line, and whether it has
 SHIPPED_PACKAGES: Final = ("bridgehead", "vm_daemons", "stages", "export")
 
 # --- environment variables --------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 line     = [ "@" vm " " ] verb ":" argument          # "#" starts a comment, blank lines are free
 run:STAGE [resume=RUN [allow=code,config,pool]] [unpriced=WHY] [key=value …]     run:STAGE spec=ID
-sh:BASE64     stop:STAGE-or-RUN     sync:
+sh:BASE64     stop:STAGE-or-RUN     sync:     @VM release:
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ class Verb(StrEnum):
     SH = "sh"
     STOP = "stop"
     SYNC = "sync"
+    RELEASE = "release"
 
 
 @dataclass(frozen=True)
 class QueueLine:
-    """One readable line. `argument`: stage (run), shell text (sh), stage or run id (stop), "" (sync)."""
+    """One readable line. `argument`: stage (run), shell text (sh), stage or run id (stop), "" (sync, release)."""
 
     verb: Verb
     argument: str
@@ -174,7 +175,23 @@ def _read_sync(rest: str, vm: str) -> QueueLine:
     return QueueLine(Verb.SYNC, "", vm)
 
 
-_READERS = {Verb.RUN: _read_run, Verb.SH: _read_sh, Verb.STOP: _read_stop, Verb.SYNC: _read_sync}
+def _read_release(rest: str, vm: str) -> QueueLine:
+    if rest:
+        raise UsageError(
+            f"release: takes nothing after it; this has {_short(rest)!r}", hint="the VM comes first: @vm-1 release:"
+        )
+    if not vm:
+        raise UsageError("release: has to say which VM", hint="@vm-1 release:")
+    return QueueLine(Verb.RELEASE, "", vm)
+
+
+_READERS = {
+    Verb.RUN: _read_run,
+    Verb.SH: _read_sh,
+    Verb.STOP: _read_stop,
+    Verb.SYNC: _read_sync,
+    Verb.RELEASE: _read_release,
+}
 
 
 def _short(text: str) -> str:

@@ -66,7 +66,7 @@ class Vm(Shape):
     image_drift: str = ""
     note: str = ""
     seen_at: float = 0.0
-    local: bool = False  # a notebook VM on this machine: `release` can end it
+    local: bool = False  # a notebook VM on this machine
 
 
 @dataclass(frozen=True)

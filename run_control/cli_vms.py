@@ -6,26 +6,30 @@ from typing import Annotated, Any
 
 import typer
 
-from run_control.cli_support import JsonFlag, ProjectFlag, emit, project_of, say, table
+from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
 
 NameArgument = Annotated[str, typer.Argument(metavar="[NAME]", help="Default: the only live one.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(help="Local notebook VMs; pause what VMs send.", rich_markup_mode=None)
+    group = typer.Typer(help="Local notebook VMs; give any VM back; pause what VMs send.", rich_markup_mode=None)
     group.callback()(vm_group)
     group.command("list")(list_vms)
     group.command("start")(start)
     group.command("interrupt")(interrupt)
     group.command("run-cell")(run_cell)
     group.command("kill")(kill)
+    group.command("release")(release)
     group.command("pause-uploads")(pause_uploads)
     group.command("resume-uploads")(resume_uploads)
     app.add_typer(group, name="vm")
 
 
 def vm_group() -> None:
-    """Local notebook VMs: a real Jupyter kernel here, with a disk that goes and a Drive folder that stays."""
+    """Local notebook VMs: a real Jupyter kernel here, with a disk that goes and a Drive folder that stays.
+
+    release, pause-uploads and resume-uploads are for VMs anywhere.
+    """
 
 
 def list_vms(context: typer.Context, json: JsonFlag = False, project: ProjectFlag = None) -> int:
@@ -87,6 +91,39 @@ def kill(context: typer.Context, name: NameArgument = "", json: JsonFlag = False
     with changing(found):
         local_vms.kill(found, vm)
     return emit({"vm": {**_json(vm), "alive": False}}, as_json=json, show=lambda: say(f"{vm.name} is dead"))
+
+
+def release(
+    context: typer.Context,
+    vm: Annotated[str, typer.Argument(metavar="[VM]", help="Its id or the beginning; default: the only one.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Also when runs are under way there.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would happen; queue nothing.")] = False,
+    json: JsonFlag = False,
+    project: ProjectFlag = None,
+) -> int:
+    """Give a VM back, local or not: its runs are saved and go on on the next VM, then it goes."""
+    from bridgehead.errors import UsageError
+    from run_control import queueing, releasing
+
+    found = project_of(context, project)
+    plan = releasing.plan(found, vm)
+    if plan.under_way and not yes and not dry_run:
+        raise UsageError(
+            f"under way on {plan.vm_id}: {', '.join(plan.under_way)}",
+            hint=f"--dry-run shows what becomes of them; bridgehead vm release {plan.vm_id} --yes",
+        )
+    data = {"plan": plan.to_json()}
+    if not dry_run:
+        data |= {"queued": queueing.submit(found, plan.line).to_json()}
+
+    def show() -> None:
+        for line in plan.lines:
+            say(line)
+        for warning in plan.warnings:
+            note(f"warning: {warning}")
+        say(f"{'would be queued' if dry_run else 'queued'}: {plan.line}")
+
+    return emit(data, as_json=json, show=show)
 
 
 def _state(vm: Any) -> str:

@@ -16,9 +16,9 @@ from bridgehead import names, paths
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import Allow
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, SPEC_KEY, Verb
-from run_control import bridge_control, launching, local_vms, notebook, project_file, queue_writer, rerunning, views
+from run_control import bridge_control, launching, notebook, project_file, queue_writer, rerunning, views
 from run_control.plan import Plan
-from run_control.project import Project, changing
+from run_control.project import Project
 from run_control.views import RunView
 
 
@@ -141,21 +141,6 @@ def pairing_cell(project: Project) -> str:
     """The bootstrap cell with the pairing code in it. It is a secret. Raises BridgeDownError and PairingError."""
     code = bridge_control.pairing(project, bridge_control.need(project)).encode()
     return notebook.cell_text(code)
-
-
-def release(project: Project, vm_id: str) -> str:
-    """End a VM on this machine; returns its name. Raises UsageError for one elsewhere: that can only end itself."""
-    with changing(project):
-        for vm in local_vms.backend(project).list():
-            if vm.alive and vm_id in (vm.vm_id, vm.name):
-                local_vms.stop(project, vm)
-                return vm.name
-    if any(vm["vm_id"] == vm_id for vm in _live(project)):
-        raise UsageError(
-            f"{vm_id} is not on this machine: nothing here can end it",
-            hint="disconnect and delete its runtime in the notebook, or let [vm] release_after_s give it back",
-        )
-    raise NotFoundError(f"no live VM {vm_id[:60]!r}", hint="bridgehead status")
 
 
 def arrived(project: Project, run_id: str, path: str) -> Path:

@@ -54,6 +54,11 @@ def stop_line(target: str) -> str:
     return _checked(f"{Verb.STOP}:{target}")
 
 
+def release_line(vm: str) -> str:
+    """The line by which a VM gives itself back. Raises UsageError."""
+    return _checked(f"{_pin(vm)}{Verb.RELEASE}:")
+
+
 def _pin(vm: str) -> str:
     """`@vm `, checked: with a space in it the rest of the name would be read as the command. Raises UsageError."""
     if not vm:

@@ -20,7 +20,7 @@ from bridgehead.errors import BridgeheadError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import AckRecord, Command, ExitRecord
-from vm_daemons import beats, key_rotation, outputs, payload, run_folder
+from vm_daemons import asked_release, beats, key_rotation, outputs, payload, run_folder
 from vm_daemons.address import Patience
 from vm_daemons.bridge_link import Outbox, Poller
 from vm_daemons.capacity import Capacity, machine
@@ -211,6 +211,8 @@ class CommandDaemon:
         elif command.verb == Verb.SYNC:
             self._report(command)
             self._sync(command)
+        elif command.verb == Verb.RELEASE:
+            self._ask_for_release(command)
         elif command.verb == Verb.SH and command.former_vm:  # begun elsewhere: it is never started a second time
             reason = f"{command.former_vm} is dead, and nobody knows what it did"
             self._answer(command, names.Ack.UNKNOWN, reason=reason)
@@ -227,6 +229,17 @@ class CommandDaemon:
             self._report(command)
         else:
             self._answer(command, names.Ack.REJECTED, reason=f"this VM can't read the command {command.verb!r}")
+
+    def _ask_for_release(self, command: Command) -> None:
+        """From here on runs save and leave for the next VM, and the cell gives this one back once all is safe."""
+        entry = self._journal.entry(command)
+        if not asked_release.ask(self._home, command):
+            self._answer(command, names.Ack.FINISHED, state=RunState.DONE, reason="the VM was given back")
+            return
+        if entry is not None and not entry.started:
+            self._journal.started(command)
+        self._keeper.dirty = True
+        self._report(command)
 
     def _refuses_shell(self, command: Command) -> str:
         """Why not, "" when it may run. One that was begun before it was switched off goes on."""

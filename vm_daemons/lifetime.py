@@ -1,8 +1,8 @@
 """How long this VM lives, and what becomes of its runs before it ends.
 
 Towards the end of a known cap each run is first asked for a checkpoint and goes on; at half of the time that is left
-then it is asked to save and leave, and the next VM gets it. A run that was handed over has no exit.json: it has not
-ended. How far it is lies in its folder's handover.json:
+then, or as soon as a person asks for the VM's release, it is asked to save and leave, and the next VM gets it. A run
+that was handed over has no exit.json: it has not ended. How far it is lies in its folder's handover.json:
 
     {"v": 1, "attempt": 1, "saving_since": …, "handing_since": …, "ended": …}
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bridgehead import checkpoints, files, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import CheckpointLevel, StoreKind
 from bridgehead.records import VmRules, duration
-from vm_daemons import daemons, uploads
+from vm_daemons import asked_release, daemons, uploads
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 
@@ -57,9 +57,17 @@ class Outlook:
 
 
 def outlook(home: VmHome) -> Outlook:
-    """From this VM's record and clocks. Raises OSError when the record can't be read."""
+    """From this VM's record, its clocks, and what a person asked for. Raises OSError when the record can't be read."""
     record = home.record()
-    return judge(rules(record), provider(), vm_age_s(record), stored=has_store(record))
+    stored = has_store(record)
+    seen = judge(rules(record), provider(), vm_age_s(record), stored=stored)
+    wish = asked_release.pending(home)
+    if wish is None:
+        return seen
+    note = f"line #{wish.seq} asks for its release: "
+    if not stored:  # nothing can be handed over
+        return replace(seen, note=note + "there is no durable store, so it goes once its runs have ended")
+    return replace(seen, phase=Phase.HANDING_OVER, note=note + "no run starts here any more")
 
 
 def judge(limits: VmRules, where: str, age: float, *, stored: bool = True, now: float | None = None) -> Outlook:
@@ -208,7 +216,7 @@ def snapshot(home: VmHome) -> dict[str, Any]:
         told |= {"age_s": round(seen.age_s), "cap_s": seen.cap_s or None, "cap_from": seen.cap_from}
         told |= {"ends_at": seen.ends_at or None, "starts_runs": seen.phase is Phase.OPEN, "note": seen.note}
         under_way, done = handovers(home, seen)
-        told |= {"handing_over": under_way, "handed_over": done}
+        told |= {"handing_over": under_way, "handed_over": done, "release_asked": bool(asked_release.pending(home))}
         told |= _release_state(home)
     return told
 

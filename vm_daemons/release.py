@@ -20,7 +20,7 @@ from bridgehead import files, names, paths, processes
 from bridgehead.names import Ack, CheckpointLevel
 from bridgehead.queue_lines import Verb
 from bridgehead.records import duration
-from vm_daemons import beats, daemons, lifetime, mounting, uploads
+from vm_daemons import asked_release, beats, daemons, lifetime, mounting, uploads
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 from vm_daemons.journal import Step
@@ -98,6 +98,7 @@ class Release:
             why = mounting.flush_drive(FLUSH_TIMEOUT_MS)
             why = f"Drive has not taken everything: {why}" if why else _unassign()
         if not why:
+            asked_release.met(self._home)
             return True
         self._failures += 1
         self.trouble = why
@@ -115,9 +116,12 @@ class Release:
 
     def _judge(self) -> Verdict:
         grace_s = lifetime.rules(self._home.record()).release_after_s
-        if grace_s <= 0:
+        asked = asked_release.pending(self._home) is not None
+        if asked:
+            grace_s = 0.0
+        elif grace_s <= 0:
             return Verdict("[vm] release_after_s is not set")
-        if _laptop_is_away(self._home):
+        elif _laptop_is_away(self._home):
             # What a dead VM left is found in the store only after its silence: a shorter grace would end before that.
             grace_s = max(grace_s, TAKEN_UP_AFTER * self._home.rules().lost_after_s)
         token = _stamp(self._home.journal)
@@ -165,10 +169,12 @@ class Release:
         """Why it goes, for `bridgehead status`."""
         seen = lifetime.outlook(self._home)
         given = lifetime.handovers(self._home, seen)[1]
+        wish = asked_release.pending(self._home)
+        why = f"asked for by line #{wish.seq}" if wish is not None else "near its cap"
         if given:
-            return f"near its cap; for the next VM: {', '.join(given)}"
-        if seen.phase is not lifetime.Phase.OPEN:
-            return "near its cap, everything is done and safe"
+            return f"{why}; for the next VM: {', '.join(given)}"
+        if wish is not None or seen.phase is not lifetime.Phase.OPEN:
+            return f"{why}, everything is done and safe"
         grace_s = lifetime.rules(self._home.record()).release_after_s
         return f"idle for {duration(grace_s)}, everything is done and safe"
 
@@ -219,6 +225,8 @@ def _blocker(home: VmHome, known: list[Open], *, starting: bool = False) -> str:
         return "the command daemon does not work, so nobody knows what the queue holds"
     by_run = {item.run_id: item for item in known if item.run_id}
     for item in known:
+        if item.verb == Verb.RELEASE:  # the wish itself holds nothing up; it is answered by what comes of it
+            continue
         if item.step not in _OVER and not (item.verb in (Verb.RUN, Verb.SH) and _is_safe(home, item)):
             return _open_text(home, item)
         if item.step == Step.FINISHED and not item.told and _may_still_be_told(home, item):

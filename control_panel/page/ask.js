@@ -15,12 +15,14 @@ function lineOf(verb, args, store) {
   if (verb === "export" || verb === "gate") return `run:${verb}`;
   if (verb === "sh") return `${args.vm ? `@${args.vm} ` : ""}sh: ${args.text}`;
   if (verb === "sync") return "sync:";
+  if (verb === "release") return `@${args.vm} release:`;
   return [verb, args.vm || args.path || args.run].filter(Boolean).join(" ");
 }
 
 function terminalWay(verb, args) {
   if (verb === "stop") return `bridgehead stop ${args.run}`;
   if (verb === "run") return `bridgehead run ${args.stage}`;
+  if (verb === "release") return `bridgehead vm release ${args.vm}`;
   return "the same command of bridgehead in a terminal";
 }
 
@@ -100,6 +102,7 @@ class Ask {
     const line = lineOf(verb, args, this.app.store);
     setText(this.line, line);
     setText(this.text, note || "");
+    setAttr(this.text, "data-tone", null);
     this.fill([]);
     clearTimeout(this.timer);
     setText(this.go.label, "Send");
@@ -108,7 +111,7 @@ class Ask {
     allow(this.go, true);
     show(this.node, true);
     this.go.focus();
-    if (!["release", "verify", "open"].includes(verb)) this.plan(verb, args, note);
+    if (!["verify", "open"].includes(verb)) this.plan(verb, args, note);
   }
 
   async plan(verb, args, note) {
@@ -122,7 +125,7 @@ class Ask {
       allow(this.go, false, answer.text);
       return;
     }
-    setAttr(this.text, "data-tone", null);
+    setAttr(this.text, "data-tone", answer.warn ? "warn" : null);
     if (answer.line) setText(this.line, answer.line);
     const told = answer.spec ? planFacts(answer) : [];
     setText(this.text, [note, told.length ? "" : answer.text].filter(Boolean).join("\n"));

@@ -33,7 +33,7 @@ class Machines {
     card.warn = h("p", { class: "foot warn-text", hidden: true });
     card.ask = new Ask(this.app, "release");
     card.release = button("Release…", { class: "plain small", id: `release-${vm.id}` }, () => {
-      card.ask.open("release", { vm: vm.id }, card.release, `Ends ${vm.id}. What is not in the store goes with it.`);
+      card.ask.open("release", { vm: vm.id }, card.release, `${vm.id} saves what it has, hands its runs to the next VM, and is then given back.`);
     });
     const head = h("div", { class: "card-head" }, h("strong", { class: "name", title: vm.id }, vm.id), card.mark.node);
     card.node = h(
@@ -61,7 +61,7 @@ class Machines {
     setText(card.foot, facts.join(" · "));
     setText(card.warn, [vm.tunnel, vm.image_drift].filter(Boolean).join(" · "));
     show(card.warn, Boolean(vm.tunnel || vm.image_drift));
-    show(card.release, vm.local && (live || vm.state === "silent")); // others end themselves, or from their own page
+    show(card.release, live || vm.state === "silent");
   }
 
   gauge(key, label) {

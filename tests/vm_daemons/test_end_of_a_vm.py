@@ -1,4 +1,6 @@
-"""A VM near its cap gives its run and then itself away, and the next one goes on: cell, daemons and bridge are real."""
+"""A VM near its cap, or one that a person gives back, gives its run and then itself away, and the next one goes on:
+cell, daemons and bridge are real.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ class Vms:
         self._root = root
         self._patch = monkeypatch
         self.homes: list[VmHome] = []
-        project = ProjectView("demo", {"train": StageSpec("train", python(STAGE))})
-        self.run_id = live.bridge.ledger.take([(1, "run:train")], project)[0].run_id
+        self._project = ProjectView("demo", {"train": StageSpec("train", python(STAGE))})
+        self.run_id = self.line("run:train").run_id
         monkeypatch.setenv(names.ENV_STORE, str(root / "drive"))
         monkeypatch.setenv(names.ENV_LOCAL_VM, f"test-{root.name}")
         monkeypatch.setattr(release, "LAST_WORD_S", 60.0)  # it ends once laptop and store have heard
@@ -72,6 +74,13 @@ class Vms:
         """As if it had run for hours; of those 10 minutes in which a run is handed over, most are left."""
         rules = {"release_after_s": 0.5, "cap_h": 20_500 / 3600, "save_before_cap_s": 1200.0}
         home.update_record(vm_rules=rules, started_clock_s=lifetime.boot_clock_s() - 20_000)
+
+    def line(self, text: str) -> CommandRow:
+        """One more line of queue.txt, taken."""
+        return self._live.bridge.ledger.take([(1, text)], self._project)[-1]
+
+    def fate(self, line: CommandRow) -> CommandRow:
+        return next(row for row in self._live.bridge.ledger.commands() if row.seq == line.seq)
 
     def row(self) -> CommandRow:
         return self._live.bridge.ledger.find_run(self.run_id)
@@ -114,6 +123,26 @@ def test_a_vm_near_its_cap_gives_its_run_and_itself_away_and_the_next_one_goes_o
     beat(second)
     assert f"went on at {left_at}" in vms.log(second)
     assert vms.row().state == RunState.DONE
+
+
+@pytest.mark.timeout(300)
+def test_a_vm_that_a_person_gives_back_saves_its_run_for_the_next_one_and_goes(vms: Vms) -> None:
+    """Without `release_after_s`, without a cap: the line alone."""
+    first = vms.boot()
+    wait_until(lambda: "up" in vms.log(first), 60, what="the stage")
+    line = vms.line(f"@{first.record()['vm_id']} release:")
+    beat(first)
+    left_at = vms.log(first).split("left at ")[1].split()[0]
+    assert not (first.run(vms.run_id) / names.EXIT).exists()
+    assert (vms.row().state, vms.row().attempt) == (RunState.LOST, 2) and "was given back" in vms.row().reason
+    told = vms.fate(line)
+    assert (
+        told.state == RunState.DONE and told.reason == f"asked for by line #{line.seq}; for the next VM: {vms.run_id}"
+    )
+    assert not any(daemons.running(first, name) for name in names.DAEMONS)
+
+    second = vms.boot()
+    wait_until(lambda: f"went on at {left_at}" in vms.log(second), 60, what="the stage on the next VM")
 
 
 def beat(home: VmHome) -> None:
