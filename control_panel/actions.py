@@ -16,14 +16,17 @@ from bridgehead import names
 from bridgehead.errors import BridgeheadError, UsageError, VerificationError
 from bridgehead.queue_lines import Verb, parse_line
 from control_panel.log_text import Reader, plain
+from control_panel.presses import Press, Presses
 from control_panel.sent import Sent
 from control_panel.shapes import Artifact, HashState, QueueLine
-from run_control import commands, desktop, log_pages, plan, queue_writer, queueing, views
+from run_control import commands, desktop, log_pages, plan, queue_writer, queueing, releasing, views
 from run_control.commands import Order
 from run_control.project import Project
 
 Answer = dict[str, Any]
 REMEMBERED_MAX: Final = 4096  # presses whose answer is repeated and not acted on again
+_NOT_TAKEN: Final = f"it is in {names.QUEUE_FILE}; no bridge has taken it yet"
+_NEVER_CAME: Final = "it never arrived, so nothing was done"
 _SHOWN_ALREADY: Final = "this cell was shown already; ask anew for another look at it"
 
 
@@ -45,21 +48,23 @@ class Actions:
         self._clock = clock
         self._lock = threading.Lock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
+        self._presses = Presses(project.private, project.queue)
         self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Answer]] = {
             "plan": self._plan,
+            "fate": self._fate,
             "pair": self._pair,
-            "release": self._release,
             "verify": self._verify,
             "open": self._open,
             "log": self._log,
-            **dict.fromkeys(("run", "stop", "resume", "rerun", "export", "gate", "sh", "sync"), self._queue),
+            **dict.fromkeys(("run", "stop", "resume", "rerun", "export", "gate", "sh", "sync", "release"), self._queue),
         }
 
     def act(self, command: Mapping[str, Any]) -> Answer:
         """`command`: {"id", "verb", "args"}. Returns {"id", "state", "text", "line"} and what the verb adds.
 
         States: sent (in queue.txt), taken (the bridge has it), done, refused (nothing was done), failed. An id that
-        came before gets the answer that it got then, or as far as it is.
+        came before gets the answer that it got then, or as far as it is; one that came to an earlier kernel makes only
+        those of its lines that did not get into queue.txt.
         """
         command_id, verb, args = str(command.get("id", ""))[:64], str(command.get("verb", "")), command.get("args")
         if not command_id or verb not in self._verbs or not isinstance(args, Mapping):
@@ -113,11 +118,17 @@ class Actions:
             return [Order(queue_writer.shell_line(_text(args, "text"), _text(args, "vm")))]
         if verb == "sync":
             return [Order(f"{Verb.SYNC}:")]
+        if verb == "release":
+            return [Order(releasing.plan(project, _text(args, "vm")).line)]
         raise UsageError(f"{verb[:40]} is no line of {names.QUEUE_FILE}")
 
     def _plan(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         orders = self._orders(args, keep=False)
         answer = _answer(command_id, "done", "", "; ".join(shown(order.line) for order in orders))
+        if args["verb"] == "release":
+            back = releasing.plan(self._project, _text(args, "vm"))
+            lines = [*back.lines, *(f"Note: {warning}" for warning in back.warnings)]
+            return {**answer, "text": "\n".join(map(plain, lines)), "warn": bool(back.under_way or back.warnings)}
         if not orders[0].stage:
             return answer
         made = commands.plan_of(self._project, orders[0])
@@ -128,32 +139,67 @@ class Actions:
         return {**told, "state": "refused", "text": plain(made.refusal.message), "next": plain(made.refusal.hint)}
 
     def _queue(self, command_id: str, args: Mapping[str, Any]) -> Answer:
-        orders = self._orders(args, keep=True)
-        commands.check(self._project, orders[0])
-        lines = [order.line for order in orders]
-        for line in lines[:-1]:  # a stop at once is two lines: the first asks, the second kills
+        press = self._presses.find(command_id)
+        if press is None:
+            orders = self._orders(args, keep=True)
+            commands.check(self._project, orders[0])
+            made = [order.line for order in orders]
+            press = self._presses.note(command_id, made, queueing.newest_seq(self._project))
+        missing = self._missing(press)
+        if not missing:
+            return self._told_before(press)
+        for line in missing[:-1]:  # a stop at once is two lines: the first asks, the second kills
             queueing.submit(self._project, line, via="panel")
-        line, words = lines[-1], "; ".join(shown(line) for line in lines)
-        waiting = QueueLine(0, command_id, words, "sent", t=self._clock())
-        self.sent.add(command_id, line, waiting, queueing.newest_seq(self._project))
+        return self._submit_last(press, missing[-1])
+
+    def _submit_last(self, press: Press, line: str) -> Answer:
+        """The line whose fate is the press's."""
+        words = _words(press)
+        waiting = QueueLine(0, press.id, words, "sent", t=self._clock())
+        self.sent.add(press.id, line, waiting, queueing.newest_seq(self._project))
         try:
             queued = queueing.submit(self._project, line, via="panel")
         except OSError:
-            self.sent.drop(command_id)
+            self.sent.drop(press.id)
             raise
+        except UsageError:  # the bridge rejects it; it is in the file all the same
+            self._presses.made(press)
+            raise
+        self._presses.made(press)
         if not queued.taken:
-            return _answer(command_id, "sent", f"it is in {names.QUEUE_FILE}; no bridge has taken it yet", words)
-        self.sent.taken(command_id, queued.seq)
-        return {**_answer(command_id, "taken", f"#{queued.seq} {queued.run_id}".strip(), words), "run": queued.run_id}
+            return _answer(press.id, "sent", _NOT_TAKEN, words)
+        self.sent.taken(press.id, queued.seq)
+        return _taken(press.id, queued.seq, queued.run_id, words)
+
+    # --- a press that came to an earlier kernel ---------------------------------------------------------
+
+    def _missing(self, press: Press) -> list[str]:
+        return self._presses.missing(press, [text for _, text, _ in queueing.taken_after(self._project, press.after)])
+
+    def _told_before(self, press: Press) -> Answer:
+        """Its lines are in the file: what became of the last one."""
+        rows = [row for row in queueing.taken_after(self._project, press.after) if row[1] == press.lines[-1]]
+        found = [(seq, run) for seq, _, run in rows if not self.sent.other(press.id, seq)]
+        if not found:
+            return _answer(press.id, "sent", _NOT_TAKEN, _words(press))
+        self.sent.taken(press.id, found[0][0])
+        return _taken(press.id, *found[0], _words(press))
+
+    def _fate(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        """What became of the press `of`, for a view that lost its answer; nothing is done for it."""
+        asked = _text(args, "of")
+        with self._lock:
+            known = self._answers.get(asked)
+        press = None if known is not None else self._presses.find(asked)
+        if press is not None and len(self._missing(press)) < len(press.lines):
+            known = self._told_before(press)
+        return {**(known or _answer(asked, "refused", _NEVER_CAME)), "of": asked, "id": command_id}
 
     # --- what does not ---------------------------------------------------------------------------------
 
     def _pair(self, command_id: str, _args: Mapping[str, Any]) -> Answer:
         text = "it holds your pairing code: paste it into a notebook of your own and share it with nobody"
         return {**_answer(command_id, "done", text), "cell": commands.pairing_cell(self._project)}
-
-    def _release(self, command_id: str, args: Mapping[str, Any]) -> Answer:
-        return _answer(command_id, "done", f"{commands.release(self._project, _text(args, 'vm'))} is ended")
 
     def _verify(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         run, path = _text(args, "run"), _text(args, "path") or names.BUNDLE
@@ -198,6 +244,14 @@ def shown(line: str) -> str:
         return plain(line, 500)
     pin = f"@{parsed.vm} " if parsed.vm else ""
     return plain(f"{pin}{Verb.SH}: {parsed.argument}", 500)
+
+
+def _words(press: Press) -> str:
+    return "; ".join(shown(line) for line in press.lines)
+
+
+def _taken(command_id: str, seq: int, run_id: str, words: str) -> Answer:
+    return {**_answer(command_id, "taken", f"#{seq} {run_id}".strip(), words), "run": run_id}
 
 
 def _answer(command_id: str, state: str, text: str, line: str = "") -> Answer:

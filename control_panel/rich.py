@@ -27,7 +27,7 @@ PIECES: Final = (
     "detail.js", "log.js", "ask.js", "commands.js", "main.js",
 )  # fmt: skip
 # Verbs that may take long have a lane of their own: a Stop never waits behind a search through a gigabyte.
-LANES: Final = {"log": "log", "plan": "plan", "verify": "slow", "release": "slow", "pair": "slow", "open": "slow"}
+LANES: Final = {"log": "log", "plan": "plan", "verify": "slow", "pair": "slow", "open": "slow"}
 MESSAGE_MAX: Final = 200_000  # characters of one argument; nothing a person types is longer
 
 Act = Callable[[Message], Message]

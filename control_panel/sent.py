@@ -53,6 +53,11 @@ class Sent:
                     self._bind(known, seq)
             return known or ""
 
+    def other(self, command_id: str, seq: int) -> bool:
+        """Whether the taken line is known to be another press's."""
+        with self._lock:
+            return self._by_seq.get(seq, command_id) != command_id
+
     def waiting(self) -> list[QueueLine]:
         with self._lock:
             return list(self._waiting.values())

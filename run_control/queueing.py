@@ -59,6 +59,15 @@ def newest_seq(project: Project) -> int:
     return 0
 
 
+def taken_after(project: Project, seq: int) -> list[tuple[int, str, str]]:
+    """(number, line, run id) of each line that was taken after that number, oldest first; none when unreadable."""
+    with contextlib.suppress(BridgeheadError, sqlite3.Error):
+        reader = LedgerReader(project.ledger)
+        with contextlib.closing(reader):
+            return [(row.seq, row.text.strip(), row.run_id) for row in reader.commands() if row.seq > seq]
+    return []
+
+
 def submit(project: Project, line: str, *, via: str = "cli") -> Queued:
     """Append the line, and leave word for the audit file who did (`via`: cli or panel).
 

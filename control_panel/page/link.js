@@ -2,7 +2,9 @@
 const SEEN_EVERY_MS = 2000;
 const STALE_AFTER_MS = 6000; // a heartbeat comes each 2 s
 const BUSY_AFTER_MS = 2000;
-const QUESTIONS = new Set(["plan", "log", "pair"]); // no lines of the queue
+const QUESTIONS = new Set(["plan", "log", "pair", "fate"]); // no lines of the queue
+// Presses whose answer this page still waits for. They outlive a view: after a kernel restart the cell makes a new one.
+const UNANSWERED = (globalThis.bridgeheadUnanswered = globalThis.bridgeheadUnanswered || new Map()); // id -> {entry, link}
 
 function mint() {
   if (crypto.randomUUID) return crypto.randomUUID();
@@ -31,12 +33,14 @@ class Link {
     this.command.on("msg:custom", this.heard);
     document.addEventListener("visibilitychange", this.looked);
     this.hello(true);
+    this.adopt();
     // The kernel answers a comm on the thread that last sent on it. A few words early settle that on the quick one.
     this.pings = [0, 1500, 3000].map((delay) => setTimeout(() => this.say({ k: "ping" }), delay));
     this.timers = [setInterval(this.seen, SEEN_EVERY_MS), setInterval(() => this.check(), 500)];
   }
 
   stop() {
+    this.stopped = true;
     this.say({ k: "bye", view: this.view });
     this.feed.off("msg:custom", this.heard);
     this.command.off("msg:custom", this.heard);
@@ -74,12 +78,46 @@ class Link {
     else if (message.k === "page") this.paged(message);
   }
 
-  // Ask for something. The entry's `answer` resolves with the first ack that says more than "arrived".
-  send(verb, args) {
-    const entry = { id: mint(), verb, args, state: "sending", text: "", line: "", at: Date.now(), busy: false };
-    entry.answer = new Promise((resolve) => (entry.resolve = resolve));
+  // What an earlier view of this page sent and never heard of: ask what became of it.
+  adopt() {
+    for (const { entry, link } of UNANSWERED.values()) {
+      if (link === this || !(link.stopped || link.stale)) continue;
+      this.keep(entry);
+      this.listener.sent(entry);
+      this.askFate(entry);
+    }
+  }
+
+  // The kernel may be another one, or the line was cut: it says what the press did, and does nothing for the question.
+  askFate(entry) {
+    entry.asking = true;
+    this.send("fate", { of: entry.id }).answer.then(({ state, text, line }) => {
+      entry.asking = false;
+      if (UNANSWERED.has(entry.id)) this.answered({ k: "ack", id: entry.id, state, text, line });
+    });
+  }
+
+  keep(entry) {
     this.sent.set(entry.id, entry);
     if (this.sent.size > 200) this.sent.delete(this.sent.keys().next().value);
+    if (!QUESTIONS.has(entry.verb)) UNANSWERED.set(entry.id, { entry, link: this });
+    if (UNANSWERED.size > 200) UNANSWERED.delete(UNANSWERED.keys().next().value);
+  }
+
+  // The same press again while nobody knows what became of the first: it goes out under the same id, so it acts once.
+  again(verb, args) {
+    const asked = [...UNANSWERED.values()].find(({ entry }) => entry.asking && entry.verb === verb && JSON.stringify(entry.args) === JSON.stringify(args));
+    return asked ? asked.entry : null;
+  }
+
+  // Ask for something. The entry's `answer` resolves with the first ack that says more than "arrived".
+  send(verb, args) {
+    let entry = this.again(verb, args);
+    if (!entry) {
+      entry = { id: mint(), verb, args, state: "sending", text: "", line: "", at: Date.now(), busy: false };
+      entry.answer = new Promise((resolve) => (entry.resolve = resolve));
+    }
+    this.keep(entry);
     this.listener.sent(entry);
     if (this.stale) {
       // A front end keeps what is sent over a cut line and delivers it late: a Stop of then must not act at a time of its own.
@@ -95,6 +133,7 @@ class Link {
     if (message.k === "got") {
       if (entry.state === "sending") entry.state = "arrived";
     } else {
+      UNANSWERED.delete(entry.id);
       Object.assign(entry, message, { k: undefined });
       entry.resolve(entry);
     }
@@ -126,5 +165,7 @@ class Link {
     if (!this.stale) return;
     this.stale = false;
     this.listener.stale(false);
+    // What was on its way when the line was cut may have been lost with it.
+    for (const entry of this.sent.values()) if (UNANSWERED.has(entry.id)) this.askFate(entry);
   }
 }

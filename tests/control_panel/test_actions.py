@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from bridgehead import names
 from bridgehead.names import Ack, RunState
 from control_panel.actions import Actions
 from control_panel.shapes import Artifact
-from run_control import bridge_control, commands, desktop, project_file
+from run_control import bridge_control, commands, desktop, project_file, queue_writer
 from run_control.bridge_control import LiveBridge
 from run_control.project import Project
 from support import wait_until
@@ -65,6 +66,73 @@ def test_an_id_is_acted_on_once_when_it_comes_on_many_threads_at_once(fresh: Pro
         thread.join(20)
     assert len(_lines(fresh)) == 1
     assert {answer["state"] for answer in answers} == {"sent"} and len(answers) == 8
+
+
+def test_a_press_that_made_its_line_before_the_kernel_died_is_recognised_by_the_next_one(fresh: Project) -> None:
+    first = _act(Actions(fresh), "run", "one-press", stage="pretrain", overrides={})
+    restarted = Actions(fresh)
+    again = _act(restarted, "run", "one-press", stage="pretrain", overrides={})
+    assert _lines(fresh) == ["run:pretrain"]
+    assert (again["state"], again["line"]) == ("sent", first["line"])
+    _act(restarted, "run", "another", stage="pretrain", overrides={})
+    assert len(_lines(fresh)) == 2
+
+
+@pytest.mark.parametrize("lines_written", [0, 1])
+def test_a_kernel_that_dies_between_the_note_of_a_press_and_its_line_leaves_no_doubt(
+    fresh: Project, monkeypatch: pytest.MonkeyPatch, lines_written: int
+) -> None:
+    real = queue_writer.append
+
+    def dies(path: Path, lines: list[str]) -> None:
+        if lines_written:
+            real(path, lines)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue_writer, "append", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _act(Actions(fresh), "run", "one-press", stage="pretrain", overrides={})
+    monkeypatch.setattr(queue_writer, "append", real)
+    restarted = Actions(fresh)
+    _act(restarted, "run", "other-press", stage="pretrain", overrides={})  # the same line is another press's
+    assert _act(restarted, "fate", "f1", of="one-press")["state"] == ("sent" if lines_written else "refused")
+    _act(restarted, "run", "one-press", stage="pretrain", overrides={})
+    assert _lines(fresh) == ["run:pretrain"] * 2
+
+
+def test_half_of_a_kill_is_completed_and_not_begun_anew(seeded: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    real, count = queue_writer.append, []
+
+    def dies(path: Path, lines: list[str]) -> None:
+        real(path, lines)
+        count.append(lines)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue_writer, "append", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _act(Actions(seeded.project), "stop", "kill-it", run=run_id, now=True)
+    monkeypatch.setattr(queue_writer, "append", real)
+    for _ in range(3):
+        _act(Actions(seeded.project), "stop", "kill-it", run=run_id, now=True)
+    assert _lines(seeded.project) == [f"stop:{run_id}"] * 2
+
+
+def test_a_press_of_before_is_bound_to_the_line_that_the_bridge_took(fresh: Project) -> None:
+    with live_bridge(fresh.root, load_project=project_file.loader(fresh.root)) as live:
+        _act(Actions(fresh), "run", "one-press", stage="pretrain", overrides={})
+        [row] = wait_until(lambda: live.bridge.ledger.commands(), 20, what="the line to be taken")
+        restarted = Actions(fresh)
+        told = _act(restarted, "fate", "f1", of="one-press")
+        assert (told["state"], told["of"], told["run"]) == ("taken", "one-press", row.run_id)
+        assert restarted.sent.id_of(row.seq, row.text) == "one-press"
+    assert _lines(fresh) == ["run:pretrain"]
+
+
+def test_a_press_that_never_arrived_is_said_to_have_done_nothing(fresh: Project) -> None:
+    told = _act(Actions(fresh), "fate", "f1", of="nobody-knows")
+    assert told["state"] == "refused" and "never arrived" in told["text"]
 
 
 @pytest.mark.parametrize(
@@ -147,6 +215,20 @@ def test_what_the_project_refuses_is_refused_before_it_is_queued(fresh: Project)
     assert "price" in answer["text"]
     assert _lines(fresh) == []
     assert _act(actions, "run", "r2", stage="pretrain", overrides={}, unpriced="the lab pays")["state"] == "sent"
+
+
+def test_a_vm_is_given_back_by_a_line_whose_plan_tells_what_becomes_of_its_runs(seeded: Seeded) -> None:
+    seeded.beat(time.time())
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    actions = Actions(seeded.project)
+    planned = _act(actions, "plan", "p1", verb="release", vm=VM)
+    assert planned["line"] == f"@{VM} release:" and _lines(seeded.project) == []
+    assert f"{run_id} saves a checkpoint" in planned["text"] and "no other VM is live" in planned["text"]
+    assert planned["warn"] is True
+    sent = _act(actions, "release", vm=VM)
+    assert (sent["state"], sent["line"]) == ("sent", f"@{VM} release:")
+    assert _lines(seeded.project) == [f"@{VM} release:"]
 
 
 def test_export_and_gate_are_the_stages_of_that_name(fresh: Project) -> None:

@@ -201,6 +201,47 @@ def test_a_shell_command_shows_its_line_and_keeps_its_keys_to_itself(night: Page
     expect(night.get_by_test_id("cmd")).to_have_value("")
 
 
+def test_a_vm_anywhere_is_given_back_after_its_plan_was_shown(night: Page) -> None:
+    plan = {"state": "done", "line": "@colab-a release:", "text": "finetune-03 saves a checkpoint, stops here"}
+    night.evaluate("s => { kernel.plan = s }", plan)
+    night.get_by_test_id("release-colab-a").click()
+    ask = night.get_by_test_id("vm-colab-a").get_by_test_id("ask-release")
+    expect(ask).to_contain_text("@colab-a release:")
+    expect(ask).to_contain_text("finetune-03 saves a checkpoint")
+    assert pages.commands(night, "plan")[0]["args"] == {"verb": "release", "vm": "colab-a"}
+    assert pages.commands(night, "release") == []
+    ask.get_by_test_id("send-release").click()
+    assert [one["args"] for one in pages.commands(night, "release")] == [{"vm": "colab-a"}]
+    expect(night.get_by_test_id("release-colab-z")).to_be_hidden()
+
+
+# --- a press whose answer was lost -----------------------------------------------------------------
+
+
+def test_after_a_restart_the_page_asks_what_became_of_a_press_and_sends_it_only_once(night: Page) -> None:
+    night.evaluate("kernel.alive = false")
+    choose(night, "finetune-03")
+    night.get_by_test_id("stop").click()
+    night.get_by_test_id("stop-save").click()
+    [before] = pages.commands(night, "stop")
+    night.evaluate("window.closePanel(); document.getElementById('cell').replaceChildren(); kernel.alive = true")
+    night.evaluate("s => window.show(s)", {**panel_states.state("overnight"), "gen": "g2"})
+    night.wait_for_function("kernel.commands('fate').length === 1")
+    [question] = pages.commands(night, "fate")
+    assert question["args"] == {"of": before["id"]}
+    choose(night, "finetune-03")
+    night.get_by_test_id("stop").click()
+    night.get_by_test_id("stop-save").click()  # again, while nobody knows
+    assert [one["id"] for one in pages.commands(night, "stop")] == [before["id"]] * 2
+    told = {"k": "ack", "id": question["id"], "state": "taken", "text": "#19", "line": "stop:finetune-03"}
+    pages.feed(night, told)
+    expect(night.get_by_test_id("ack")).to_contain_text("#19")
+    night.get_by_test_id("stop-cancel").click()
+    night.get_by_test_id("stop").click()
+    night.get_by_test_id("stop-save").click()  # now it is another press
+    assert len({one["id"] for one in pages.commands(night, "stop")}) == 2
+
+
 def test_shell_commands_that_are_off_say_so(page: Page) -> None:
     pages.show(page, {**panel_states.state("overnight"), "can": {"sh": False}})
     expect(page.get_by_test_id("cmd")).to_be_disabled()
