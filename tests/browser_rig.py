@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -89,11 +90,13 @@ def make_project(folder: Path, more: str = "") -> Project:
 @contextlib.contextmanager
 def jupyter_place() -> Iterator[None]:
     """Where the packages lie in another environment than this Python, Jupyter is told what lies beside them."""
-    found = importlib.util.find_spec("jupyterlab")
-    prefix = Path(found.origin).parents[4] if found is not None and found.origin else None
+    specs = [importlib.util.find_spec(name) for name in ("jupyterlab", "notebook")]
+    prefixes = [Path(spec.origin).parents[4] for spec in specs if spec is not None and spec.origin]
+    elsewhere = list(dict.fromkeys(prefix for prefix in prefixes if prefix != Path(sys.prefix)))
     with pytest.MonkeyPatch.context() as patch:
-        if prefix is not None and not (Path(sys.prefix) / "share/jupyter/lab").is_dir():
-            patch.setenv("JUPYTER_PATH", str(prefix / "share/jupyter"))
-            patch.setenv("JUPYTER_CONFIG_PATH", str(prefix / "etc/jupyter"))
-            patch.setenv("JUPYTERLAB_DIR", str(prefix / "share/jupyter/lab"))
+        if elsewhere:
+            patch.setenv("JUPYTER_PATH", os.pathsep.join(str(prefix / "share/jupyter") for prefix in elsewhere))
+            patch.setenv("JUPYTER_CONFIG_PATH", os.pathsep.join(str(prefix / "etc/jupyter") for prefix in elsewhere))
+        if specs[0] is not None and prefixes[0] in elsewhere:
+            patch.setenv("JUPYTERLAB_DIR", str(prefixes[0] / "share/jupyter/lab"))
         yield

@@ -21,13 +21,14 @@ class PanelTab:
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
 
     @property
-    def is_lab(self) -> bool:
-        return "/lab/" in self.url
+    def is_notebook(self) -> bool:
+        """JupyterLab, or Notebook 7: there is a cell to run."""
+        return "/lab/" in self.url or "/notebooks/" in self.url
 
     def open(self) -> PanelTab:
-        """Load the page; in JupyterLab also run the cell, by the keys that a person presses."""
+        """Load the page; where there is a notebook also run the cell, by the keys that a person presses."""
         self.page.goto(self.url)
-        if self.is_lab:
+        if self.is_notebook:
             self.run_cell()
         return self
 
@@ -40,6 +41,9 @@ class PanelTab:
 
     def await_kernel(self) -> None:
         """The status bar says so; the notebook's own sign says idle before there is a kernel, too."""
+        if "/notebooks/" in self.url:  # no status bar; the sign beside the kernel's name has its word in the title
+            self.page.locator(".jp-Toolbar-kernelStatus[title*='Idle'], [data-status='idle']").first.wait_for()
+            return
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 
     def restart_kernel(self) -> None:

@@ -1,0 +1,42 @@
+"""The panel in Notebook 7, the front end with one document to a page."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from browser_rig import Rig
+from panel_tab import WAIT_MS, PanelTab
+from playwright.sync_api import expect
+
+from run_control import panel_server
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("notebook") is None, reason="notebook (7) is not installed"),
+]
+
+
+@pytest.fixture
+def panel(context: Any, serve: Callable[[str], panel_server.PanelServer]) -> Iterator[PanelTab]:
+    made = PanelTab(context, serve("lab").url.replace("/lab/tree/", "/notebooks/")).open()
+    made.expect_live()
+    yield made
+    assert not made.faults, made.faults
+
+
+def test_a_run_is_queued_and_stopped_and_a_reload_shows_it_again(panel: PanelTab, rig: Rig) -> None:
+    expect(panel.at("next")).to_be_visible(timeout=WAIT_MS)
+    panel.run("train", "steps=40")
+    run_id = rig.await_run("train", 0)
+    panel.expect_text("queue", "run:train steps=40")
+    panel.save()
+    panel.page.reload()
+    panel.expect_live()
+    panel.choose(run_id)
+    panel.stop()
+    panel.expect_state(run_id, "stopped")  # no VM had it yet
+    assert rig.project.queue.read_text().count(f"stop:{run_id}") == 1
