@@ -80,6 +80,7 @@ BRIDGE_RECORD: Final = "bridge.json"  # pid, port, url of the bridge that serves
 BRIDGE_LOG: Final = "bridge.log"
 SPECS_FOLDER: Final = "specs"  # <first 16 of its id>.json: run specs that queue lines name
 NOTIFIED: Final = "notified.json"  # which events were told to whom, and which wait to be
+TRACKING: Final = "tracking"  # how far W&B, MLflow and TensorBoard were told of each run, and who tells them
 UPLOADS_PAUSED: Final = "uploads_paused"  # exists while artefacts are not to be sent to this laptop
 ADDRESS: Final = "address.json"  # laptop: the newest address and its number; VM, in state/: the newest one it was told
 

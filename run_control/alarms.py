@@ -6,13 +6,15 @@ import shutil
 
 from bridgehead import names
 from run_control.project import Project
+from run_control.tracking import control
 
 UNTOLD = "you are not told of events through"
+QUIET = (UNTOLD, control.UNTRACKED)  # lines that are shown and not sent: runs take no notice of either
 
 
 def alarms(project: Project) -> list[str]:
     """One line for each, with what to do; empty when all is well."""
-    return [line for line in (_disk(project), _address(project), *_untold(project)) if line]
+    return [line for line in (_disk(project), _address(project), *_untold(project), *control.troubles(project)) if line]
 
 
 def _untold(project: Project) -> list[str]:

@@ -22,6 +22,7 @@ from run_control import (
     cli_runs,
     cli_specs,
     cli_studies,
+    cli_track,
     cli_vms,
 )
 from run_control.cli_support import run
@@ -47,6 +48,7 @@ cli_studies.register(app)
 cli_query.register(app)
 cli_notify.register(app)
 cli_panel.register(app)
+cli_track.register(app)
 
 
 @app.callback(invoke_without_command=True)

@@ -89,7 +89,7 @@ def up(
     report = starter.up(found, runtime=runtime, tunnel=tunnel, port=port)
     if report.started_bridge:
         address_told.await_outcome(found, report.url, _ANNOUNCED_S)
-    trouble = [*alarms(found), *payload_words.lines(found)]
+    trouble = list(dict.fromkeys([*report.untracked, *alarms(found), *payload_words.lines(found)]))
 
     def show() -> None:
         say(f"bridge {'started' if report.started_bridge else 'already up'}: {report.url} (tunnel: {report.tunnel})")

@@ -107,7 +107,9 @@ class Watcher:
         found = alerts.alerts(runs, vms, live, now=now, bridge_up=True)
         events = [self._alert(alert, now) for alert in found if not alert.key.startswith(_ELSEWHERE)]
         for line in self._find_alarms(self._project):
-            if not line.startswith(alarms.UNTOLD):  # that one would go the way that fails
+            if not line.startswith(
+                alarms.QUIET
+            ):  # one that would go the way that fails, or that a sink catches up with
                 text, _, step = line.partition(". next: ")
                 key = f"alarm:{_NUMBERS.sub('#', line)}"
                 events.append(self._event(key, EventKind.ALARM, f"{self._name} needs you", text, now, step=step))

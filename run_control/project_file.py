@@ -23,6 +23,8 @@ from run_control.command_words import split_words
 from run_control.notify_spec import NotifySpec
 from run_control.notify_table import NotifyTable
 from run_control.spec_tables import DataTable, MoneyTable, StageLimits
+from run_control.tracking.spec import TrackingSpec
+from run_control.tracking.table import TrackingTable
 from run_control.tunnel_table import TunnelTable
 
 SHELL_STAGE = "sh"  # the stage name that sh: lines run under
@@ -93,6 +95,12 @@ def notify(root: Path) -> NotifySpec:
     spec = parsed.notify.spec(root)
     _check_notify(path.name, text, spec, root)
     return spec
+
+
+def tracking(root: Path) -> tuple[str, TrackingSpec]:
+    """The project's name, and [tracking] of <root>/bridgehead.toml. Raises ProjectError."""
+    _, parsed = _parsed(root / names.PROJECT_FILE)
+    return parsed.project.name, parsed.tracking.spec(root, parsed.project.name)
 
 
 def loader(root: Path) -> LoadProject:
@@ -272,6 +280,7 @@ class _File(_Table):
     money: MoneyTable = Field(default_factory=MoneyTable)
     data: dict[str, DataTable] = Field(default_factory=dict)
     notify: NotifyTable = Field(default_factory=NotifyTable)
+    tracking: TrackingTable = Field(default_factory=TrackingTable)
     stages: dict[str, _Stage] = Field(default_factory=dict)
 
 
@@ -347,6 +356,7 @@ def _allowed_keys(table: list[str]) -> list[str]:
         "money": MoneyTable,
         "data": DataTable,
         "notify": NotifyTable,
+        "tracking": TrackingTable,
         "stages": _Stage,
     }
     model = models.get(table[0], _File) if table else _File

@@ -78,7 +78,22 @@ def parse(text: str) -> Query:
 
 def rows(project: Project) -> list[Row]:
     """Every run, oldest first."""
-    return [_row(project, view) for view in views.runs(project)]
+    return [row(project, view) for view in views.runs(project)]
+
+
+def row(project: Project, view: views.RunView) -> Row:
+    """One run."""
+    told = view.to_json()
+    found: Row = {name: told[name] for name in _PLAIN}
+    folder = project.run(view.run_id)
+    ended, record, results = (files.read_json(folder / name) for name in (names.EXIT, names.RUN_RECORD, names.RESULTS))
+    found["hours"] = _hours(ended)
+    found["cost"], found["cost_unit"] = _cost(told.get("cost"))
+    spec = record.get("spec") if isinstance(record, dict) else None
+    groups = {"metrics": view.metrics, "results": results, "config": (spec or {}).get("config")}
+    for group, values in groups.items():
+        found.update(_flat(group, values, 1))
+    return found
 
 
 def answer(found: Sequence[Row], query: Query) -> list[Row]:
@@ -107,20 +122,6 @@ def as_csv(found: Sequence[Row], columns: Sequence[str]) -> str:
     for row in found:
         writer.writerow(["" if value_of(row, name) is None else value_of(row, name) for name in columns])
     return out.getvalue()
-
-
-def _row(project: Project, view: views.RunView) -> Row:
-    told = view.to_json()
-    row: Row = {name: told[name] for name in _PLAIN}
-    folder = project.run(view.run_id)
-    ended, record, results = (files.read_json(folder / name) for name in (names.EXIT, names.RUN_RECORD, names.RESULTS))
-    row["hours"] = _hours(ended)
-    row["cost"], row["cost_unit"] = _cost(told.get("cost"))
-    spec = record.get("spec") if isinstance(record, dict) else None
-    groups = {"metrics": view.metrics, "results": results, "config": (spec or {}).get("config")}
-    for group, values in groups.items():
-        row.update(_flat(group, values, 1))
-    return row
 
 
 def _flat(prefix: str, values: Any, depth: int) -> Row:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bridge import tunnels
@@ -10,6 +10,7 @@ from bridgehead import names
 from bridgehead.errors import BridgeDownError
 from run_control import bridge_control, local_vms, private_files, project_file, tunnel_table
 from run_control.project import Project, changing
+from run_control.tracking import control as tracking
 
 NOTEBOOK = "notebook"
 LOCAL = "local"
@@ -29,6 +30,7 @@ class UpReport:
     vm: str = ""  # the local VM's name
     started_vm: bool = False
     released_vm: str = ""  # one that had given itself back, and was stopped
+    untracked: list[str] = field(default_factory=list)  # what keeps sinks of [tracking] from being told
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -64,6 +66,7 @@ def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int |
             live = bridge_control.need(project)
             _refuse_another(live, tunnel, port)
         local = local_vms.ensure(project, new_address=started) if runtime == LOCAL else None
+        untracked = tracking.ensure(project, project_file.tracking(project.root)[1])
     return UpReport(
         project=view.name,
         port=live.port,
@@ -74,6 +77,7 @@ def up(project: Project, *, runtime: str, tunnel: str | None = None, port: int |
         vm=local.vm.name if local else "",
         started_vm=bool(local and local.is_new),
         released_vm=local.released if local else "",
+        untracked=untracked,
     )
 
 
@@ -95,6 +99,7 @@ def down(project: Project) -> DownReport:
     """Stop local VMs, the bridge and its tunnel. Runs that were going resume at the next `up`."""
     with changing(project):
         vms = local_vms.stop_all(project)
+        tracking.stop(project)
         stopped = bridge_control.stop(project)
         if bridge_control.find(project) is not None:
             raise BridgeDownError("the bridge did not stop", hint=f"look into {project.bridge_log}")

@@ -35,7 +35,7 @@ THIRD_PARTY = {
     "stages": {"torch", "numpy"},
     "export": {"torch", "onnx", "onnxruntime", "onnxscript", "onnx_ir", "numpy", "cryptography"},
     "compute_backends": {"jupyter_client"},
-    "run_control": {"pydantic", "typer", "rich", "mlflow", "yaml"},
+    "run_control": {"pydantic", "typer", "rich", "mlflow", "wandb", "yaml"},
     "control_panel": {"ipywidgets", "anywidget", "traitlets", "IPython"},
     "chaos": set(),
 }
@@ -50,7 +50,7 @@ INSIDE_FUNCTIONS_ONLY = {
     "bridgehead": {"torch", "numpy"},
     "export/bundle.py": {"onnxruntime", "numpy"},
     "export/signature.py": {"cryptography"},
-    "run_control": {"mlflow", "yaml", "stages"},
+    "run_control": {"mlflow", "wandb", "yaml", "stages"},
     "vm_daemons": {"watchdog", "google", "kaggle_secrets"},
 }
 

@@ -7,6 +7,7 @@ itself; MLflow does when its URI says so.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,6 +21,8 @@ from run_control.registry.journal import Journal
 HF, MLFLOW = "hf", "mlflow"
 KINDS = (HF, MLFLOW)
 _CARD = "README.md"
+_EXPERIMENT = "bridgehead"
+_MODEL_TAG = "bridgehead.model"
 
 
 def export(journal: Journal, model: Model, kind: str, where: str) -> dict[str, Any]:
@@ -92,45 +95,71 @@ def _front_matter(model: Model) -> str:
 
 
 def _to_mlflow(journal: Journal, model: Model, uri: str) -> dict[str, Any]:
+    """A version of the registered model of its name, with the bundle; one that is there already is used again."""
+    _refuse_without_folder(uri)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
         import mlflow
     except ImportError:
         raise UsageError("this needs the package mlflow", hint="pip install 'bridgehead[mlflow]'") from None
     try:
         client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-        with tempfile.TemporaryDirectory(prefix="bridgehead-export-") as temp:
-            _bundle(journal, model, Path(temp))
-            run = client.create_run(_experiment(client), run_name=model.run_id)
-            client.log_artifacts(run.info.run_id, temp, names.BUNDLE)
-            for item in model.evidence[State.CANDIDATE].get("criteria", []):
-                if isinstance(item.get("candidate"), float):
-                    client.log_metric(run.info.run_id, str(item["metric"]), item["candidate"])
-            client.set_terminated(run.info.run_id)
-        tags = {"bridgehead.model": model.digest, "bridgehead.run": model.run_id, "bridgehead.state": str(model.state)}
-        version = _version(client, model, f"{run.info.artifact_uri}/{names.BUNDLE}", run.info.run_id, tags)
+        version = _known_version(client, model) or _new_version(client, journal, model, uri)
         for alias in model.aliases:
             client.set_registered_model_alias(model.name, alias, version)
     except mlflow.exceptions.MlflowException as error:
         raise VerificationError(f"mlflow refused: {str(error).splitlines()[0][:300]}", hint=f"look at {uri}") from None
-    return {"kind": MLFLOW, "where": uri, "name": model.name, "version": str(version)}
+    return {"kind": MLFLOW, "where": uri, "name": model.name, "version": version}
 
 
-def _experiment(client: Any) -> str:
-    found = client.get_experiment_by_name("bridgehead")
-    return str(found.experiment_id if found else client.create_experiment("bridgehead"))
+def _refuse_without_folder(uri: str) -> None:
+    """MLflow would try for minutes to make its database there."""
+    folder = _folder_of(uri)
+    if folder is not None and not folder.is_dir():
+        raise UsageError(f"there is no folder {folder} for the database", hint="make it, or name another one")
 
 
-def _version(client: Any, model: Model, source: str, run_id: str, tags: dict[str, str]) -> str:
-    """The version of this very model: one that is there already is used again."""
+def _folder_of(uri: str) -> Path | None:
+    """Where the database of a sqlite URI lies; None for every other one."""
+    kind, _, path = uri.partition(":///")
+    return Path(path).absolute().parent if kind == "sqlite" and path else None
+
+
+def _known_version(client: Any, model: Model) -> str:
+    """The version of this very model; "" when there is none."""
+    for version in client.search_model_versions(f"name='{model.name}'"):
+        if version.tags.get(_MODEL_TAG) == model.digest:
+            return str(version.version)
+    return ""
+
+
+def _new_version(client: Any, journal: Journal, model: Model, uri: str) -> str:
     import mlflow
 
+    with tempfile.TemporaryDirectory(prefix="bridgehead-export-") as temp:
+        _bundle(journal, model, Path(temp))
+        run = client.create_run(_experiment(client, uri), run_name=model.run_id)
+        client.log_artifacts(run.info.run_id, temp, names.BUNDLE)
+    for item in model.evidence[State.CANDIDATE].get("criteria", []):
+        if isinstance(item.get("candidate"), float):
+            client.log_metric(run.info.run_id, str(item["metric"]), item["candidate"])
+    client.set_terminated(run.info.run_id)
+    tags = {_MODEL_TAG: model.digest, "bridgehead.run": model.run_id, "bridgehead.state": str(model.state)}
     try:
         client.create_registered_model(model.name)
-    except mlflow.exceptions.MlflowException:
-        for version in client.search_model_versions(f"name='{model.name}'"):
-            if version.tags.get("bridgehead.model") == model.digest:
-                return str(version.version)
-    return str(client.create_model_version(model.name, source, run_id, tags=tags).version)
+    except mlflow.exceptions.MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    source = f"{run.info.artifact_uri}/{names.BUNDLE}"
+    return str(client.create_model_version(model.name, source, run.info.run_id, tags=tags).version)
+
+
+def _experiment(client: Any, uri: str) -> str:
+    """Its files lie beside a database on this machine, and not wherever the command happens to run."""
+    found = client.get_experiment_by_name(_EXPERIMENT)
+    folder = _folder_of(uri)
+    files_at = (folder / "mlflow-artifacts").as_uri() if folder is not None else None
+    return str(found.experiment_id if found else client.create_experiment(_EXPERIMENT, files_at))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -310,4 +310,5 @@ def test_without_mlflow_it_says_what_to_install(lab: Lab, say: Any, monkeypatch:
     say("promote", TRAIN, "--to", "deployable", "--key", public)
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert "bridgehead[mlflow]" in say("models", "export", TRAIN, "--to", "mlflow", "sqlite:///x.db").err
+    assert "there is no folder" in say("models", "export", TRAIN, "--to", "mlflow", "sqlite:////nowhere/x.db").err
     assert say("models", "export", TRAIN, "--to", "mlflo", "x").code == 2
