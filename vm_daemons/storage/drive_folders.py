@@ -73,9 +73,11 @@ class DriveFolders:
             "id": self.new_id(), "name": folders[-1], "parents": [parent], "mimeType": FOLDER, "appProperties": MARK,
         }  # fmt: skip
         self._http.call("POST", FILES, json=metadata, params={"fields": "id"}, ok=(409,)).close()
+        # Another writer may have made it at this moment too. Whoever has made one looks again, and takes the oldest.
+        made = self.ids(folders) or [str(metadata["id"])]
         with self._lock:
-            self._cached[folders] = Cached([str(metadata["id"])])
-        return str(metadata["id"])
+            self._cached[folders] = Cached(made)
+        return made[0]
 
     def new_id(self) -> str:
         """Drive's own idea of an id that is not in use; asked for a few at a time."""

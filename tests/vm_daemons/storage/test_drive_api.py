@@ -121,6 +121,26 @@ def test_two_writers_that_make_one_folder_find_each_others_files(
     assert len(cloud.at("Bridgehead/demo/x.json")) == 1
 
 
+def test_who_makes_a_folder_that_another_one_makes_too_writes_into_the_older_one(
+    api: DriveApi, cloud: Cloud, server: DriveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both looked before either had made it; each must see what the other writes from then on."""
+    other = drive_api(server, token_file(tmp_path))
+    look, looked = other._folders.ids, set[tuple[str, ...]]()
+
+    def before_it_was_made(folders: tuple[str, ...]) -> list[str]:
+        first = bool(folders) and folders not in looked
+        looked.add(folders)
+        return [] if first else look(folders)
+
+    api.put_bytes("demo/one.json", b"1")
+    monkeypatch.setattr(other._folders, "ids", before_it_was_made)
+    other._folders.make(("Bridgehead", "demo"))
+    monkeypatch.undo()
+    other.put_bytes("demo/two.json", b"2")
+    assert api.list("demo") == other.list("demo") == ["one.json", "two.json"]
+
+
 def test_the_app_folder_may_have_an_odd_name_and_lie_deeper(server: DriveServer, cloud: Cloud, tmp_path: Path) -> None:
     api = drive_api(server, token_file(tmp_path), path="O'Brien \\ Söhne/runs")
     api.put_bytes("demo/a.json", b"1")
