@@ -100,6 +100,7 @@ class WandbSink:
 
     def _end(self, name: str, end: dict[str, Any]) -> None:
         run = self._runs.pop(name)
+        run.log({}, commit=True)  # the last row, which would change the summary after us
         run.summary.update({**end["summary"], **{f"bridgehead.{key}": end[key] for key in end if key != "summary"}})
         run.finish(exit_code=0 if end["state"] == "done" else 1)
 

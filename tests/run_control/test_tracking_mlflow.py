@@ -114,7 +114,7 @@ def test_the_follower_and_query_say_the_same(seeded: Seeded, settings: dict[str,
 
     client = MlflowClient(tracking_uri=uri)
     experiment = client.get_experiment_by_name(project.root.name)
-    [found] = client.search_runs([experiment.experiment_id])
+    [found] = client.search_runs([experiment.experiment_id], f"tags.`bridgehead.run_id` = '{run_id}'")
     [row] = [row for row in query.rows(project) if row["run_id"] == run_id]
     assert found.info.run_name == run_id and found.info.status == "FINISHED"
     assert found.data.metrics["results.accuracy"] == row["results.accuracy"] == 0.9
