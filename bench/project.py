@@ -34,6 +34,10 @@ cpus = 0.1
 command = "python lines.py"
 cpus = 0.1
 
+[stages.flood]
+command = "python flood.py"
+cpus = 0.1
+
 [stages.steps]
 command = "python steps.py"
 cpus = 0.3
@@ -47,6 +51,22 @@ import time
 for number in range(200):
     print(f"{number} {time.time():.6f}", flush=True)
     time.sleep(0.05)
+"""
+_FLOOD = """\
+import sys, time
+import bridgehead
+run = bridgehead.current_run()
+rate, seconds = int(run.config["rate"]), float(run.config["seconds"])
+begin, n = time.monotonic(), 0
+while time.monotonic() - begin < seconds and not run.should_stop:
+    due = int((time.monotonic() - begin) * rate)
+    sys.stdout.write("".join(f"flood line {number}\\n" for number in range(n, due)))
+    sys.stdout.flush()
+    n = max(n, due)
+    time.sleep(0.05)
+print(f"FLOOD-END {n}", flush=True)
+if run.should_stop:
+    run.exit_stopped()
 """
 # With AdamW's two moments 12 MiB.
 BUILD = """\
@@ -121,6 +141,7 @@ def bench_project() -> Iterator[BenchProject]:
         (root / names.PROJECT_FILE).write_text(_TOML.format(marks=json.dumps(str(project.marks))))
         (root / "stamp.sh").write_text(_STAMP.format(stamps=project.stamps))
         (root / "lines.py").write_text(_LINES)
+        (root / "flood.py").write_text(_FLOOD)
         (root / "steps.py").write_text(BUILD + _STEPS)
         project.command("up", "--runtime", "local", "--tunnel", "none", "--port", "0")
         yield project

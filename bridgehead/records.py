@@ -35,11 +35,10 @@ class Record:
                 f"a {cls.__name__} record of version {data.get('v')!r}; this is {names.RECORD_VERSION}",
                 hint="both machines must run the same Bridgehead: run the bootstrap cell again",
             )
-        hints = typing.get_type_hints(cls)
         values = {}
-        for item in dataclasses.fields(cls):
-            if item.name in data:
-                values[item.name] = _read(hints[item.name], data[item.name], f"{cls.__name__}.{item.name}")
+        for name, hint in _hints(cls).items():
+            if name in data:
+                values[name] = _read(hint, data[name], f"{cls.__name__}.{name}")
         try:
             return cls(**values)
         except TypeError as error:
@@ -306,6 +305,18 @@ def duration(seconds: float) -> str:
     if hours:
         return f"{hours}h{minutes:02d}m"
     return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
+
+
+_HINTS: dict[type, dict[str, Any]] = {}
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    """Types of a record's fields. Working them out costs more than all the rest of reading one, so it is done once."""
+    known = _HINTS.get(cls)
+    if known is None:
+        hints = typing.get_type_hints(cls)
+        known = _HINTS[cls] = {item.name: hints[item.name] for item in dataclasses.fields(cls)}
+    return known
 
 
 def _read(hint: Any, value: Any, where: str) -> Any:

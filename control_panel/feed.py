@@ -58,6 +58,7 @@ class Feed:
         self._clock = clock
         self._view = LiveView(project)
         self._runs: dict[str, RunFiles] = {}
+        self._seen: list[RunView] = []
         self._since: dict[str, float] = {}  # key of an alert -> when it was first seen
         self._file = Cached(project.file, lambda: project_file.load(project.root))
         self._next_progress = self._next_ages = self._next_slow = 0.0
@@ -94,11 +95,14 @@ class Feed:
         if slow:
             self._next_slow = now + SLOW_EVERY_S
             self._local = self._local_ids()
-        views_of_runs = self._view.runs(now)
-        points, lines = self._read_folders(views_of_runs, now, slow=slow)
-        if changed or slow or now >= self._next_ages or points or self._sent.changed():
+        due = changed or slow or now >= self._next_ages or self._sent.changed()
+        if due:  # in between only logs and progress are looked at, for which older views do
+            self._seen = self._view.runs(now)
+        points, lines = self._read_folders(self._seen, now, slow=slow)
+        if due or points:
+            self._seen = self._seen if due else self._view.runs(now)
             self._next_ages = now + AGES_EVERY_S
-            return self._model.ingest(self._all(views_of_runs, points, lines, now, slow=slow))
+            return self._model.ingest(self._all(self._seen, points, lines, now, slow=slow))
         return self._model.ingest(Update(lines=lines)) if lines else False
 
     # --- inside ---------------------------------------------------------------------------------
@@ -150,7 +154,7 @@ class Feed:
             runs=shown,
             points=points,
             lines=lines,
-            queue=self._queue(),
+            queue=self._queue(runs),
             artifacts=artifacts,
             alerts=self._alerts(paced, told, mistake, now),
             cost=Cost(**self._cost) if self._cost is not None else None,
@@ -207,11 +211,12 @@ class Feed:
                 newest[view.vm_id] = before = image
         return [from_views.vm(vm, self._local, drift.get(vm["vm_id"], "")) for vm in vms]
 
-    def _queue(self) -> list[QueueLine]:
-        rows = self._view.rows
+    def _queue(self, runs: list[RunView]) -> list[QueueLine]:
+        rows, known = self._view.rows, {view.run_id: view for view in runs}
+        commands = views.commands_of(self._project, rows, self._view.short, known)
         told = [
             from_views.queue_line(command, self._sent.id_of(command["seq"], command["line"]) or row.id)
-            for command, row in zip(views.commands_of(self._project, rows, self._view.short), rows, strict=True)
+            for command, row in zip(commands, rows, strict=True)
         ]
         return [*told, *self._sent.waiting()]
 

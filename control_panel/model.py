@@ -116,8 +116,9 @@ class PanelModel:
     ) -> dict[str, Any] | None:
         """What changed after number `since`; None when nothing did.
 
-        Members are there only when they have something to say. `drop`: so many new lines came before `lines` and are
-        left out. `series`: whole curves in place of those known (they were thinned); `points` go onto curves.
+        Members are there only when they have something to say. Of VMs and runs that were known by then come those of
+        their fields that changed. `drop`: so many new lines came before `lines` and are left out. `series`: whole
+        curves in place of those known (they were thinned); `points` go onto curves.
         """
         with self._lock:
             if since >= self._seq:
@@ -146,7 +147,7 @@ def fold(state: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
     gone: Mapping[str, list[str]] = delta.get("gone", {})
     for name in _KEYED:
         items = {item["id"]: item for item in state[name] if item["id"] not in gone.get(name, [])}
-        items |= {item["id"]: item for item in delta.get(name, [])}
+        items |= {item["id"]: {**items.get(item["id"], {}), **item} for item in delta.get(name, [])}
         made[name] = sorted(items.values(), key=lambda item: item["order"])
     curves = {run: {**metrics} for run, metrics in state["series"].items() if run not in gone.get("runs", [])}
     for run, metrics in delta.get("series", {}).items():
@@ -159,11 +160,11 @@ def fold(state: Mapping[str, Any], delta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Keyed:
-    """Entries by id, in the order of their first appearance, with the number at which each changed or went."""
+    """Entries by id, in the order of their first appearance, with the number at which each field changed or it went."""
 
     def __init__(self) -> None:
         self.items: dict[str, dict[str, Any]] = {}
-        self._changed: dict[str, int] = {}
+        self._changed: dict[str, dict[str, int]] = {}  # id -> field -> number
         self._gone: dict[str, int] = {}
         self._next_order = 0
 
@@ -180,12 +181,19 @@ class _Keyed:
                 self._next_order += 1
             made = {**item, "order": before["order"] if before else self._next_order}
             if made != before:
-                self.items[key], self._changed[key] = made, seq
+                fields = [name for name, value in made.items() if before is None or before[name] != value]
+                self._changed.setdefault(key, {}).update(dict.fromkeys(fields, seq))
+                self.items[key] = made
                 changed = True
         return changed
 
     def since(self, seq: int) -> list[dict[str, Any]]:
-        return [self.items[key] for key, at in self._changed.items() if at > seq]
+        told = []
+        for key, fields in self._changed.items():
+            new = {name: self.items[key][name] for name, at in fields.items() if at > seq}
+            if new:
+                told.append({**new, "id": key})
+        return told
 
     def gone_since(self, seq: int) -> list[str]:
         """Ids that went, perhaps to come back: whoever folds takes them out first."""

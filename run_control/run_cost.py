@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from decimal import Decimal
 from typing import Any
@@ -91,6 +92,7 @@ def in_words(cost: dict[str, Any] | None, *, ended: bool) -> str:
     return told + (f" (over its cap of {cost['cap']})" if cost["over_cap"] else "")
 
 
+@functools.lru_cache(maxsize=256)  # the panel asks at each look, and a spec never changes
 def pins_of(spec_text: str) -> Pins | None:
     """What a run was pinned to; None for one that was not."""
     if '"rate"' not in spec_text:

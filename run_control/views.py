@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -238,9 +238,14 @@ def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]
         return commands_of(project, ledger.commands(limit=newest), ledger.no_room())
 
 
-def commands_of(project: Project, rows: Sequence[CommandRow], short: Sequence[Shortage]) -> list[dict[str, Any]]:
-    """The same for rows, and for what this laptop has no room for, that were read already."""
-    return [_command(row, _waits_for(project, row, short)) for row in rows]
+def commands_of(
+    project: Project, rows: Sequence[CommandRow], short: Sequence[Shortage], known: Mapping[str, RunView] | None = None
+) -> list[dict[str, Any]]:
+    """The same for rows, and for what this laptop has no room for, that were read already.
+
+    `known`: views of runs by id, of this very moment; the other runs are looked at.
+    """
+    return [_command(row, _waits_for(project, row, short, known or {})) for row in rows]
 
 
 def notes(project: Project) -> list[dict[str, Any]]:
@@ -282,8 +287,10 @@ def read_status(project: Project, run_id: str) -> Status | None:
         return None  # written by a newer Bridgehead; the ledger's part is still right
 
 
-def _waits_for(project: Project, row: CommandRow, short: Sequence[Shortage]) -> str:
-    return run_view(project, row, short=short).waits_for if row.run_id and not row.ended else ""
+def _waits_for(project: Project, row: CommandRow, short: Sequence[Shortage], known: Mapping[str, RunView]) -> str:
+    if not row.run_id or row.ended:
+        return ""
+    return (known.get(row.run_id) or run_view(project, row, short=short)).waits_for
 
 
 def vm_view(row: VmRow, now: float) -> dict[str, Any]:
@@ -360,7 +367,7 @@ def _level(status: Status, level: CheckpointLevel) -> dict[str, Any]:
         saved_at = float(item.get("saved_at") or 0.0) if isinstance(item, dict) else 0.0
     except (UsageError, TypeError, ValueError):
         return {}
-    return {**info.to_json(), "saved_at": saved_at}
+    return {"v": names.RECORD_VERSION, **vars(info), "saved_at": saved_at}  # flat: to_json copies deep
 
 
 def _at_risk(status: Status, moment: float) -> dict[str, Any]:

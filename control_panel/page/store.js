@@ -55,7 +55,7 @@ class Store {
     for (const name of changed) this.whole[name] = message[name];
     for (const name of ["vms", "runs"]) {
       for (const id of (message.gone && message.gone[name]) || []) this[name].delete(id);
-      for (const item of message[name] || []) this[name].set(item.id, item);
+      for (const item of message[name] || []) this[name].set(item.id, { ...this[name].get(item.id), ...item });
       if (message[name] || (message.gone && message.gone[name])) changed.add(name);
     }
     if (this.addCurves(message)) changed.add("series");

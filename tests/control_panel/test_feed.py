@@ -348,3 +348,18 @@ def _status(run_id: str) -> bytes:
 def _assert_no_secret(told: dict[str, Any], key: bytes) -> None:
     text = json.dumps(told)
     assert key.hex() not in text and "bh1.ey" not in text
+
+
+def test_between_two_whole_looks_a_log_line_costs_no_view_of_any_run(
+    rig: Rig, seeded: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = _started(seeded)
+    rig.look()
+    asked: list[float] = []
+    runs = rig.feed._view.runs
+    monkeypatch.setattr(rig.feed._view, "runs", lambda now: asked.append(now) or runs(now))
+    _log(seeded, run_id, "one more line\n")
+    assert [line["text"] for line in rig.look(after_s=0.2)["log"]] == ["one more line"]
+    assert asked == []
+    rig.look(after_s=1.0)
+    assert len(asked) == 1

@@ -100,6 +100,30 @@ def test_a_delta_brings_only_the_entries_that_changed() -> None:
     assert told["gone"] == {"vms": ["v"], "runs": []}
 
 
+def test_of_a_known_run_a_delta_brings_the_fields_that_changed_since_whoever_asks_last_heard() -> None:
+    model = _model()
+    model.ingest(Update(runs=[Run("a", "s", step=1)]))
+    first = model.seq
+    model.ingest(Update(runs=[Run("a", "s", step=2, message="two")]))
+    second = model.seq
+    model.ingest(Update(runs=[Run("a", "s", step=3, message="two")]))
+    assert [(model.delta(since) or {})["runs"] for since in (first, second)] == [
+        [{"id": "a", "step": 3, "message": "two"}],
+        [{"id": "a", "step": 3}],
+    ]
+
+
+def test_a_run_that_went_and_came_back_is_told_whole() -> None:
+    model = _model()
+    model.ingest(Update(runs=[Run("a", "s", step=1)]))
+    seq = model.seq
+    model.ingest(Update(runs=[]))
+    model.ingest(Update(runs=[Run("a", "s", step=1)]))
+    told = model.delta(seq)
+    assert told is not None and told["gone"]["runs"] == ["a"]
+    assert told["runs"] == model.snapshot()["runs"]
+
+
 def test_of_a_flood_a_delta_brings_the_newest_lines_and_says_how_many_it_left_out() -> None:
     model = _model()
     model.ingest(Update(runs=[Run("a", "s")], lines=[LogLine("a", "first")]))
