@@ -157,7 +157,7 @@ def _kept_alive_by(beat: Mapping[str, Any], life: Mapping[str, Any]) -> str:
 
 def _store_note(beat: Mapping[str, Any]) -> str:
     store = _table(beat, "store")
-    if not beat or store.get("ok"):
+    if not beat or (store.get("ok") and not store.get("error")):
         return ""
     return f"store: {store.get('error') or 'ill'}" if store else "no durable store"
 

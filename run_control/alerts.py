@@ -21,6 +21,7 @@ WARN: Final = "warn"
 BAD: Final = "bad"
 UNCONFIRMED_S: Final = 1800.0
 QUIET_S: Final = 45.0  # a VM beats every 5 s; this long without one is no hiccup
+CELL_SILENT_S: Final = 180.0  # its cell beats every 5 s, and mounting Drive again takes it 150 s at most
 OLD_S: Final = 86_400.0  # what failed or fell silent longer ago needs nobody any more
 _WORKING: Final = (RunState.RUNNING, RunState.SAVING, RunState.RESUMING, RunState.STARTING)
 
@@ -97,13 +98,26 @@ def _vms(runs: Sequence[RunView], vms: Sequence[Mapping[str, Any]], now: float) 
             text = f"{vm_id} has not been heard of for {duration(age_s)}"
             found.append(AlertView(f"silent:{vm_id}", BAD, text, f"look at its notebook; {_CELL}"))
         elif vm["state"] == VmState.LIVE and not vm.get("released"):
-            found += _store(vm, mine)
+            found += [*_cell(vm, mine), *_store(vm, mine)]
     return found
+
+
+def _cell(vm: Mapping[str, Any], runs: Sequence[str]) -> list[AlertView]:
+    """A notebook VM whose kernel is idle is taken away, however busy its daemons are: often within minutes."""
+    silent_s, vm_id = vm["heartbeat"].get("cell_age_s"), vm["vm_id"]
+    if not isinstance(silent_s, int | float) or silent_s < CELL_SILENT_S:
+        return []
+    text = f"the cell of {vm_id} has not beaten for {duration(silent_s)}: the VM may be taken away at any minute"
+    more = f", and {', '.join(runs[:3])} with it" if runs else ""
+    return [AlertView(f"cell:{vm_id}", BAD if runs else WARN, text + more, _CELL)]
 
 
 def _store(vm: Mapping[str, Any], runs: Sequence[str]) -> list[AlertView]:
     beat, vm_id = vm["heartbeat"], vm["vm_id"]
     store = beat.get("store") if isinstance(beat.get("store"), dict) else {}
+    if store.get("ok") and store.get("error"):  # well, but for what only a person can put right: a sign-in that ended
+        text = f"{vm_id}: {store['error']}. Checkpoints are in the store, and nobody proves it"
+        return [AlertView(f"unproven:{vm_id}", WARN, text, _CELL)]
     if not beat or store.get("ok"):
         return []
     if not store:

@@ -227,7 +227,9 @@ def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
 def _store(store: dict[str, Any]) -> str:
     if not store:
         return "NONE"  # nothing of this VM outlives it
-    return "ok" if store.get("ok") else str(store.get("error") or "ill")
+    if store.get("ok"):
+        return "ok, nothing confirmed" if store.get("error") else "ok"
+    return str(store.get("error") or "ill")
 
 
 def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]]:

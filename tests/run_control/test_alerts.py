@@ -49,6 +49,28 @@ def test_a_dead_store(seeded: Seeded) -> None:
     assert found.level == "bad" and "Transport endpoint" in found.text and "checkpoints stay on the VM" in found.text
 
 
+def test_a_sign_in_that_ended_is_told_though_the_store_takes_everything(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("mounted", 60))
+    trouble = "nothing can be confirmed: Google Drive refuses the credentials: expired or revoked → sign in again"
+    seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store={"ok": True, "error": trouble}))
+    found = _alerts(seeded)[f"unproven:{VM}"]
+    assert found.level == "warn" and "expired or revoked" in found.text and "bootstrap cell" in found.next
+    assert views.vm_row(views.vms(seeded.project, now=NOW)[0])[-1] == "ok, nothing confirmed"
+
+
+def test_a_vm_that_nobody_keeps_is_told_before_it_is_taken_away(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    for age_s, level in ((20.0, None), (200.0, "bad")):
+        seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store={"ok": True}, cell_age_s=age_s))
+        found = _alerts(seeded).get(f"cell:{VM}")
+        assert (found.level if found else None) == level
+    assert found is not None and "3m20s" in found.text and run_id in found.text
+    seeded.finish(run_id, RunState.DONE)
+    assert _alerts(seeded)[f"cell:{VM}"].level == "warn"
+
+
 def test_a_vm_without_a_store(seeded: Seeded) -> None:
     seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW))
     assert _alerts(seeded)[f"no-store:{VM}"].level == "warn"

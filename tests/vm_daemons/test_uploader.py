@@ -149,6 +149,10 @@ def test_without_credentials_nothing_is_confirmed_and_nobody_waits_for_it(
         {"local": 10, "mounted": 10},
     )
     wait_until(lambda: "expired → sign in again" in state(home).get("confirm_trouble", ""), what="the alarm")
+    reader = store_state.Reader(home)
+    reader.look()
+    told = reader.told()  # in the heartbeat
+    assert told["ok"] and "expired → sign in again" in told["error"]
 
 
 def test_a_duplicate_name_or_other_bytes_at_the_far_end_confirm_nothing(
