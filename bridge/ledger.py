@@ -91,6 +91,7 @@ class Ledger:
         now = self._clock()
         with self._write() as db:
             taken = [ledger_lines.take_line(db, text, project, now) for _, text in lines]
+            ledger_pairings.follow(db)
             if seen is not None:
                 fresh = iter(taken)
                 db.execute("DELETE FROM lines WHERE place >= ?", (seen[0],))

@@ -43,6 +43,7 @@ def claim(db: sqlite3.Connection, row: sqlite3.Row, vm_id: str, attempt: int, no
         (vm_id, attempt, attempt, RunState.QUEUED, _newly_lost(row), now, row["seq"]),
     )
     ledger_pairings.keep(db, row["seq"], vm_id)
+    ledger_pairings.follow(db)
     _no_longer_held(db, row, now)
 
 

@@ -1,8 +1,9 @@
 """Which pairing a run is kept to, and what becomes of what waits for a pairing that is no more.
 
 A run belongs to the pairing of the VM that it was given to or pinned to: it holds that pairing's data, so when its VM
-dies it waits for another VM of the same pairing. Once a pairing is revoked, those that were made after that follow it,
-as its VMs may be paired anew with them. Functions of one open transaction each, and the table they need.
+dies it waits for another VM of the same pairing, and so does what comes after it. Once a pairing is revoked, those that
+were made after that follow it, as its VMs may be paired anew with them. Functions of one open transaction each, and the
+table they need.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from bridge import ledger_keys
-from bridge.ledger_rows import REJECTED, fail_orphans
+from bridge.ledger_rows import ENDED, REJECTED, fail_orphans
 from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 
@@ -32,6 +33,11 @@ _WAITS: Final = f"vm_id = '' AND state IN ('{RunState.QUEUED}', '{RunState.LOST}
 _HEIRLESS: Final = (
     "family != '' AND EXISTS (SELECT 1 FROM pairings AS old WHERE old.family = commands.family AND old.ended > 0"
     " AND NOT EXISTS (SELECT 1 FROM pairings AS new WHERE new.ended = 0 AND new.made >= old.ended))"
+)
+_INPUTS: Final = "json_each(commands.inputs) AS i JOIN commands AS u ON u.run_id = i.value"
+# Of what comes after a run that a VM still has nobody says that it waits in vain: that VM may yet be paired anew.
+_INPUTS_ENDED: Final = (
+    f"NOT EXISTS (SELECT 1 FROM {_INPUTS} WHERE u.state NOT IN ({', '.join(repr(state) for state in sorted(ENDED))}))"
 )
 
 
@@ -84,6 +90,18 @@ def keep_all_of(db: sqlite3.Connection, vm_id: str) -> None:
             f"UPDATE commands SET family = ? WHERE verb = ? AND (vm_id = ? OR target_vm = ? AND {_WAITS})",
             (family, Verb.RUN, vm_id, vm_id),
         )
+        follow(db)
+
+
+def follow(db: sqlite3.Connection) -> None:
+    """What waits and comes after a run of a pairing is kept to that pairing too, since it reads what that run made.
+
+    Not so what somebody has pinned to a VM.
+    """
+    found = f"SELECT u.family FROM {_INPUTS} WHERE u.family != '' ORDER BY u.seq DESC LIMIT 1"
+    waits = f"{_WAITS} AND inputs != '{{}}' AND family = '' AND target_vm = ''"
+    while db.execute(f"UPDATE commands SET family = ({found}) WHERE {waits} AND EXISTS ({found})").rowcount:
+        pass  # what comes after those
 
 
 def move(db: sqlite3.Connection, vm_id: str, family: str) -> None:
@@ -132,4 +150,4 @@ def refuse_shell(db: sqlite3.Connection, vm_id: str, now: float) -> None:
 def _in_vain() -> tuple[str, str]:
     """What waits for a revoked pairing without an heir; shell commands when no pairing runs any."""
     no_shell = "EXISTS (SELECT 1 FROM pairings) AND NOT EXISTS (SELECT 1 FROM pairings WHERE ended = 0 AND allow_sh)"
-    return f"{_WAITS} AND {_HEIRLESS}", f"{_WAITS} AND verb = '{Verb.SH}' AND {no_shell}"
+    return f"{_WAITS} AND {_HEIRLESS} AND {_INPUTS_ENDED}", f"{_WAITS} AND verb = '{Verb.SH}' AND {no_shell}"

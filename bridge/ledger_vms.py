@@ -72,6 +72,8 @@ def assign(db: sqlite3.Connection, vm_id: str, now: float) -> bool:
             (vm_id, next_delivery(db), RunState.QUEUED, now, row["seq"]),
         )
         ledger_pairings.keep(db, row["seq"], vm_id)
+    if given:
+        ledger_pairings.follow(db)
     return given > 0
 
 

@@ -30,11 +30,13 @@ def shown(state: str, vm_state: str) -> str:
 def waits_for(project: Project, state: str, vm_state: str, checkpoints: str, *, family: str = "") -> str:
     """Why a run that has not ended stands still, and what to do; "" when it does not.
 
-    `checkpoints`: its newest; `family`: the pairing that it is kept to.
+    `checkpoints`: its newest; `family`: the pairing whose next VM it waits for.
     """
     if state == RunState.LOST:
         newest = f"newest checkpoint: {checkpoints}" if checkpoints else "no checkpoint of it was heard of"
         return f"{WAITS}{_how_to_get_one(project, family)}; {newest}"
+    if state == RunState.QUEUED and family and (key_id := _other_pairing(project, family)):
+        return f"{WAITS}{_of_its_pairing(key_id)}: it comes after a run of that one"
     if _is_arriving(state, vm_state):
         return f"it is {vm_state} on its VM; what it made is on its way here"
     return ""
@@ -82,9 +84,13 @@ def _is_arriving(state: str, vm_state: str) -> bool:
 def _how_to_get_one(project: Project, family: str) -> str:
     key_id = _other_pairing(project, family) if family else ""
     if key_id:
-        return f" of its own pairing: bridgehead notebook --key {key_id}, and run its cell"
+        return _of_its_pairing(key_id)
     local = project.vms.is_dir() and any(project.vms.iterdir())
     return ": bridgehead up --runtime local" if local else ": open the notebook and run the cell"
+
+
+def _of_its_pairing(key_id: str) -> str:
+    return f" of its own pairing: bridgehead notebook --key {key_id}, and run its cell"
 
 
 def _other_pairing(project: Project, family: str) -> str:

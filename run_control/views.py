@@ -163,7 +163,8 @@ def view_of(
     if status is not None:
         view = _with_status(view, row, status, now)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
-    waits = state_words.waits_for(project, view.state, view.vm_state, newest, family=row.family)
+    family = "" if row.vm_id else row.family
+    waits = state_words.waits_for(project, view.state, view.vm_state, newest, family=family)
     stalled_s = run_cost.stalled_s(view.state, status, now) if view.vm_state else None
     if stalled_s is not None and status is not None:
         waits = run_cost.stalled_words(view.run_id, status.interval_s)

@@ -15,7 +15,7 @@ from bridge.ledger import Ledger
 from bridge.ledger_rows import CommandRow
 from bridgehead import names
 from bridgehead.errors import SupersededError
-from bridgehead.names import Ack
+from bridgehead.names import Ack, RunState
 from bridgehead.queue_lines import encode_shell
 from bridgehead.records import AckRecord
 
@@ -101,6 +101,49 @@ def test_a_vm_of_another_pairing_claims_nothing_that_was_pinned_or_lost(laptop: 
     laptop.speaks(A2, laptop.a.id)
     laptop.ledger.ack(pinned.id, AckRecord(A2, Ack.STARTED, 3))
     assert laptop.row().vm_id == A2
+
+
+def _pipeline_with_a_finished_pretrain(laptop: Laptop) -> list[CommandRow]:
+    """pretrain is done on A1, which is gone; finetune and gate wait."""
+    rows = laptop.ledger.take([(1, "run:pretrain"), (2, "run:finetune"), (3, "run:gate")], PROJECT)
+    pretrain = next(command for command in laptop.ledger.deliver(A1, 0) if command.run_id == rows[0].run_id)
+    ack(laptop.ledger, pretrain, Ack.STARTED)
+    ack(laptop.ledger, pretrain, Ack.FINISHED, state=RunState.DONE)
+    laptop.ledger.mark_vm_gone(A1, "killed")
+    return rows
+
+
+def test_what_comes_after_a_run_stays_in_its_pairing(laptop: Laptop) -> None:
+    _, finetune, gate = _pipeline_with_a_finished_pretrain(laptop)
+    late = laptop.take("run:finetune")
+    laptop.heed()
+    assert laptop.given(B1) == [] and laptop.ledger.news_of([(B1, 0)]) == [False]
+    with pytest.raises(SupersededError):
+        laptop.ledger.ack(gate.id, AckRecord(B1, Ack.STARTED, 2))
+    laptop.speaks(A2, laptop.a.id)
+    assert laptop.given(A2)[0] == finetune.run_id and late.run_id in laptop.given(A2)
+
+
+def test_what_is_pinned_to_a_vm_of_another_pairing_goes_there_all_the_same(laptop: Laptop) -> None:
+    _pipeline_with_a_finished_pretrain(laptop)
+    pinned = laptop.take(f"@{B1} run:finetune")
+    assert laptop.given(B1) == [pinned.run_id]
+
+
+def test_what_comes_after_a_run_of_a_revoked_pairing_ends_with_words_once_that_run_has(laptop: Laptop) -> None:
+    pretrain, finetune = laptop.ledger.take([(1, "run:pretrain"), (2, "run:finetune")], PROJECT)
+    (command, *_) = laptop.ledger.deliver(A1, 0)
+    late = laptop.take("run:finetune")
+    laptop.keys.revoke(laptop.a.id)
+    laptop.heed()
+    assert {row.run_id: row.state for row in laptop.ledger.commands()}[late.run_id] == "queued"
+    ack(laptop.ledger, command, Ack.FINISHED, state=RunState.DONE)
+    laptop.ledger.mark_vm_gone(A1, "killed")
+    laptop.heed()
+    told = {row.run_id: row for row in laptop.ledger.commands()}
+    assert told[late.run_id].state == told[finetune.run_id].state == "failed"
+    assert laptop.a.id in told[late.run_id].reason and "keys new" in told[late.run_id].reason
+    assert told[pretrain.run_id].state == "done"
 
 
 def test_a_rotated_key_is_the_same_pairing(laptop: Laptop) -> None:

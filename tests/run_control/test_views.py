@@ -163,6 +163,9 @@ def test_a_run_of_another_pairing_says_whose_notebook_to_run(seeded: Seeded) -> 
     seeded.ledger.mark_vm_gone(VM, "dead")
     told = views.run(seeded.project, run_id).waits_for
     assert f"waits for a VM of its own pairing: bridgehead notebook --key {other.id}, and run its cell" in told
+    [later] = seeded.take("run:finetune")
+    told = views.run(seeded.project, later).waits_for
+    assert f"bridgehead notebook --key {other.id}, and run its cell: it comes after a run of that one" in told
 
 
 def test_a_status_file_that_is_cut_or_newer_does_not_hide_the_run(seeded: Seeded) -> None:
