@@ -2,8 +2,8 @@
 
 Lines are only ever appended, each with an fsync before anybody goes on, and each holds the SHA-256 of the one before:
 an edit breaks the chain. Every writer notes the end of it in audit.head, so a cut end shows too, and the next writer
-adds a line that says so for ever. When the file is full it is put aside as audit-1.jsonl, audit-2.jsonl, … and kept.
-Any number of processes may write.
+adds a line that says so for ever; the ledger knows an end as well, for when both were cut (audit_feed). When the file
+is full it is put aside as audit-1.jsonl, audit-2.jsonl, … and kept. Any number of processes may write.
 """
 
 from __future__ import annotations
@@ -49,18 +49,20 @@ class Audit:
     """The audit files of one project, in its private folder."""
 
     def __init__(self, folder: Path, *, max_bytes: int = MAX_BYTES) -> None:
-        self._folder = folder
+        self.folder = folder
         self._path = folder / names.AUDIT_FILE
         self._max_bytes = max_bytes
 
-    def append(self, events: Sequence[Mapping[str, Any]]) -> str:
+    def append(self, events: Sequence[Mapping[str, Any]], *, anchor: Head | None = None) -> Head:
         """Write the events, each with `n`, `at` (unless it has one) and `prev`; durable when this returns.
 
-        Returns the hash of the last line. Raises OSError.
+        `anchor`: a line that has to be there, as somebody else knows. Returns the last line. Raises OSError.
         """
-        with file_lock.held(self._folder / _LOCK):
+        with file_lock.held(self.folder / _LOCK):
             number, head, whole, torn = self._end()
-            events = [*self._missing(Head(number, whole)), *events]
+            events = [*self._missing(Head(number, whole), anchor), *events]
+            if not events:
+                return Head(number, whole)
             fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | _O_BINARY, 0o600)
             try:
                 data = b"\n" if torn else b""
@@ -81,10 +83,10 @@ class Audit:
                 full = os.fstat(fd).st_size >= self._max_bytes
             finally:
                 os.close(fd)
-            audit_head.write(self._folder, Head(number, head))
+            audit_head.write(self.folder, Head(number, head))
             if full:
                 self._put_aside()
-        return head
+        return Head(number, head)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Every line that can be read, oldest first."""
@@ -105,7 +107,7 @@ class Audit:
     def verify(self, expected_head: str = "") -> Verdict:
         """Follow the chain from the first line to the last. `expected_head`: a hash that has to occur in it."""
         problems: list[str] = []
-        noted = audit_head.read(self._folder)  # first: others may add lines meanwhile
+        noted = audit_head.read(self.folder)  # first: others may add lines meanwhile
         lines = torn = number = version = 0
         head, met = NO_LINE, {NO_LINE, ""}
         for place, line in self._lines():
@@ -145,22 +147,34 @@ class Audit:
                 break
         return number, head, whole, torn
 
-    def _missing(self, found: Head) -> list[dict[str, Any]]:
-        """A line that says so when the file does not end where the last writer left it."""
-        noted = audit_head.read(self._folder)
-        if noted is None or noted.n < found.n or noted == found:  # the writer may have died before it noted its line
+    def _missing(self, found: Head, anchor: Head | None) -> list[dict[str, Any]]:
+        """A line that says so when the file does not end where the last writer left it, or lacks the anchor."""
+        noted = audit_head.read(self.folder)
+        if noted is not None and noted.n >= found.n and noted != found:  # behind: its writer died before it noted that
+            known = noted
+        elif anchor is not None and anchor != found and not self._holds(anchor):
+            known = anchor
+        else:
             return []
-        return [{"event": CUT, "expected": noted.n, "found": found.n, "sha256": noted.sha256}]
+        return [{"event": CUT, "expected": known.n, "found": found.n, "sha256": known.sha256}]
+
+    def _holds(self, wanted: Head) -> bool:
+        for path in reversed(self._files()):
+            for line in reversed(path.read_bytes().split(b"\n")):
+                told = _parse(line)
+                if told is not None and told["n"] <= wanted.n:
+                    return told["n"] == wanted.n and _hash(line) == wanted.sha256
+        return False
 
     def _put_aside(self) -> None:
-        last = max((int(match[1]) for path in self._folder.iterdir() if (match := _ASIDE.match(path.name))), default=0)
-        target = self._folder / f"{_STEM}-{last + 1}.{_SUFFIX}"
+        last = max((int(match[1]) for path in self.folder.iterdir() if (match := _ASIDE.match(path.name))), default=0)
+        target = self.folder / f"{_STEM}-{last + 1}.{_SUFFIX}"
         files.replace(self._path, target)
-        files.fsync_folder(self._folder)
+        files.fsync_folder(self.folder)
 
     def _files(self) -> list[Path]:
         """Oldest first."""
-        aside = [(int(match[1]), path) for path in self._folder.iterdir() if (match := _ASIDE.match(path.name))]
+        aside = [(int(match[1]), path) for path in self.folder.iterdir() if (match := _ASIDE.match(path.name))]
         found = [path for _, path in sorted(aside)]
         return [*found, self._path] if self._path.exists() else found
 

@@ -314,12 +314,12 @@ class Ledger:
         with self._read() as db:
             return ledger_audit.waiting(db, after)
 
-    def audit_done(self, number: int, head: str) -> None:
+    def audit_done(self, number: int, head: str, lines: int) -> None:
         with self._write() as db:
-            ledger_audit.done(db, number, head)
+            ledger_audit.done(db, number, head, lines)
 
     def fact(self, name: str) -> str:
-        """`id`: of this ledger; `audit_head`: the hash of the last line that it brought to the audit file."""
+        """`id`: of this ledger; `audit_head`, `audit_lines`: hash and number of the audit file's last line."""
         with self._read() as db:
             return ledger_audit.fact(db, name)
 

@@ -17,6 +17,7 @@ _COLUMNS: Final = "at, seq, event, key_id, vm_id, attempt, state, exit_code, fai
 _KEY: Final = "coalesce((SELECT key_id FROM vm_keys WHERE vm_id = NEW.vm_id), '')"
 _ORIGIN: Final = "FROM origins WHERE digest = NEW.digest ORDER BY number LIMIT 1"
 TAKEN, GIVEN, MOVED = "taken", "given", "moved"
+HEAD, LINES = "audit_head", "audit_lines"  # facts: hash and number of the audit file's last line as the ledger knows it
 
 # `origins` says who is about to add a line to queue.txt; the first command of that text takes it away.
 SCHEMA: Final = (
@@ -59,10 +60,10 @@ def waiting(db: sqlite3.Connection, after: int) -> list[tuple[int, dict[str, Any
     return [(int(row["number"]), _event(row, ledger_id)) for row in rows]
 
 
-def done(db: sqlite3.Connection, number: int, head: str) -> None:
-    """Everything up to this number is in the audit file, whose last line had this hash."""
+def done(db: sqlite3.Connection, number: int, head: str, lines: int) -> None:
+    """Everything up to this number is in the audit file, whose last line had this hash and this number of its own."""
     db.execute("DELETE FROM audit_outbox WHERE number <= ?", (number,))
-    db.execute("INSERT OR REPLACE INTO ledger_facts VALUES ('audit_head', ?)", (head,))
+    db.executemany("INSERT OR REPLACE INTO ledger_facts VALUES (?, ?)", [(HEAD, head), (LINES, str(lines))])
 
 
 def fact(db: sqlite3.Connection, name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import stat
 import threading
@@ -220,6 +221,50 @@ def test_a_cut_end_shows_whoever_wrote_it_and_for_ever(tmp_path: Path, left: int
         Audit(tmp_path).append([{"event": "key made", "number": number}])
     problems = Audit(tmp_path).verify().problems
     assert len(problems) == 1 and f"found {left} lines where 5 had been" in problems[0]
+
+
+def _cut_with_its_head(folder: Path, left: int) -> None:
+    """As by somebody who knows the format: the file and audit.head fit each other."""
+    lines = _path(folder).read_bytes().splitlines(keepends=True)[:left]
+    _path(folder).write_bytes(b"".join(lines))
+    last = lines[-1].removesuffix(b"\n")
+    audit_head.write(folder, audit_head.Head(json.loads(last)["n"], hashlib.sha256(last).hexdigest()))
+
+
+@pytest.mark.parametrize("more", [True, False], ids=["with a line to come", "idle"])
+def test_a_file_that_is_cut_together_with_its_head_is_told_by_the_ledger_for_ever(
+    ledger: Ledger, tmp_path: Path, more: bool
+) -> None:
+    feed = AuditFeed(ledger, Audit(tmp_path))
+    ledger.take([(1, "run:pretrain"), (2, "run:pretrain")], PROJECT)
+    feed.drain()
+    Audit(tmp_path).append([{"event": "key revoked"}])  # by the command line, of which the ledger hears nothing
+    feed.drain()
+    _cut_with_its_head(tmp_path, 2)
+    assert Audit(tmp_path).verify().problems == []
+    assert "missing or changed at the end" in Audit(tmp_path).verify(ledger.fact(HEAD)).problems[0]
+    if more:
+        ledger.take([(3, "run:pretrain")], PROJECT)
+    feed.drain()
+    for _ in range(3):
+        Audit(tmp_path).append([{"event": "key made"}])
+        feed.drain()
+    problems = Audit(tmp_path).verify(ledger.fact(HEAD)).problems
+    assert len(problems) == 1 and "found 2 lines where 3 had been" in problems[0]
+
+
+def test_what_others_write_and_full_files_are_no_cut(ledger: Ledger, tmp_path: Path) -> None:
+    feed = AuditFeed(ledger, Audit(tmp_path, max_bytes=600))
+    for number in range(6):
+        ledger.take([(number, "run:pretrain")], PROJECT)
+        feed.drain()
+        for _ in range(number):
+            Audit(tmp_path, max_bytes=600).append([{"event": "key made"}])
+        if number % 2:
+            feed.drain()
+            AuditFeed(ledger, Audit(tmp_path)).drain()  # the next process
+    verdict = Audit(tmp_path).verify(ledger.fact(HEAD))
+    assert (verdict.problems, verdict.lines) == ([], 21) and verdict.files > 3
 
 
 def test_a_changed_last_line_shows_at_once_and_for_ever(tmp_path: Path) -> None:
