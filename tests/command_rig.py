@@ -131,7 +131,7 @@ class Rig:
         files.write_json(self.dir(command) / names.MIRRORED, {"v": 1, "attempt": command.attempt})
 
     def wait_for_exit(self, command: Command) -> ExitRecord:
-        wait_until((self.dir(command) / names.EXIT).exists, what=f"the end of {command.run_id}")
+        wait_until((self.dir(command) / names.EXIT).exists, 40, what=f"the end of {command.run_id}")
         return exit_of(self.dir(command))
 
     def again(self, command: Command, *, attempt: int | None = None) -> Command:
