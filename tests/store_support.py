@@ -52,6 +52,9 @@ class Faulty:
     def delete(self, key: str) -> None:
         self._call("delete", key, lambda: self.inner.delete(key))
 
+    def empty(self, key: str) -> bool:
+        return self._call("empty", key, lambda: self.inner.empty(key))
+
     def probe(self) -> Room:
         try:
             return self._call("probe", "", self.inner.probe)

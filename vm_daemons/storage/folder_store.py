@@ -152,6 +152,16 @@ class FolderStore:
             with contextlib.suppress(OSError):
                 files.fsync_folder(path.parent)
 
+    def empty(self, key: str) -> bool:
+        """On a mount: what is unlinked before its cut has been uploaded lies in the trash with all that it held."""
+        path = self._path(key)
+        with self._told(key):
+            found = files.plain_stat(path)
+            if self.proves or found is None or not found.st_size:
+                return False
+            _cut(path)
+        return True
+
     def probe(self) -> Room:
         try:
             self._check_root()
@@ -323,7 +333,10 @@ class FolderStore:
         if error.errno in _GONE:
             return StoreGone(f"the store {self.root} is gone: {error.strerror}", hint="mount it again")
         if means_full(error):
-            return StoreFull(f"the store {self.root} is full: {what}", hint="make room there, and empty its trash")
+            hint = "make room there, and empty its trash"
+            if not self.proves:  # a drive refuses too many small writes with the same word
+                hint += "; where there is room, it was a burst of writes, and it is tried again by itself"
+            return StoreFull(f"the store {self.root} is full: {what}", hint=hint)
         if error.errno in _DENIED:
             return StoreDenied(f"the store {self.root} can't be written to or read: {what}")
         return StoreError(f"the store {self.root} fails: {what}")
@@ -363,9 +376,13 @@ def _is_abandoned(path: Path, boot: str, pid: int) -> bool:
 
 
 def _cut_and_unlink(path: Path) -> None:
+    _cut(path)
+    path.unlink()
+
+
+def _cut(path: Path) -> None:
     fd = os.open(path, os.O_WRONLY | _SAFE_FLAGS)
     try:
         os.ftruncate(fd, 0)
     finally:
         os.close(fd)
-    path.unlink()

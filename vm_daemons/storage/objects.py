@@ -40,6 +40,15 @@ class PutsMany(Protocol):
         ...
 
 
+@runtime_checkable
+class Empties(Protocol):
+    """A store whose removed objects lie in a trash that counts, with what the far end last had of them."""
+
+    def empty(self, key: str) -> bool:
+        """Cut the object to nothing and leave it, so that the far end hears of that; False when it may be deleted."""
+        ...
+
+
 class ObjectStore(Protocol):
     """Methods may raise StoreError (StoreFull, StoreDenied, StoreGone) and hang as long as the storage does.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from vm_daemons.storage.objects import ObjectStore, PutsMany, Room, Stored
+from vm_daemons.storage.objects import Empties, ObjectStore, PutsMany, Room, Stored
 
 
 class Backoff:
@@ -121,6 +121,12 @@ class PacedStore:
     def delete(self, key: str) -> None:
         self._requests.take()
         self._inner.delete(key)
+
+    def empty(self, key: str) -> bool:
+        if not isinstance(self._inner, Empties):
+            return False
+        self._requests.take()
+        return self._inner.empty(key)
 
     def probe(self) -> Room:
         return self._inner.probe()

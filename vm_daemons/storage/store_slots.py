@@ -27,12 +27,12 @@ from bridgehead.checkpoints import PassedOver
 from bridgehead.errors import NotFoundError, StoreError, UsageError, VerificationError
 from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, RunRecord
-from vm_daemons.storage.objects import ObjectStore, Stored
+from vm_daemons.storage.objects import Empties, ObjectStore, Stored
 
 SLOTS = ("slot-a", "slot-b", "slot-c", "slot-d")
 KEPT_CONFIRMED = 2
 KEPT_UNCONFIRMED = 3  # while nothing is confirmed
-FILES_A_FOLDER = 200  # big folders time out on a mounted drive
+FILES_A_FOLDER = 100  # beside as many emptied ones; big folders time out on a mounted drive
 _STORED = re.compile(r"(?:more-\d{3}/)?step-\d{8,12}-\d{3,6}-[A-Za-z0-9_][A-Za-z0-9._+=@-]{0,127}\Z")
 _MORE = re.compile(r"more-\d{3}\Z")
 _LABEL_MAX = 80  # of the file's own name in its stored name; the commit has the whole path
@@ -347,12 +347,16 @@ def _step_by_names(store: ObjectStore, slot: Slot) -> int:
 
 
 def _empty(store: ObjectStore, key: str) -> None:
-    """Make a slot ready for new files: the commit first, then what we once wrote there."""
+    """Make a slot ready for new files: the commit first, then what we once wrote there.
+
+    On a mounted drive the files are only cut to nothing, and removed when the slot is next made ready: to cut and
+    unlink them at once would fill its trash with whole checkpoints.
+    """
     store.delete(f"{key}/{names.SLOT_COMMIT}")
     store.delete(f"{key}/{names.SLOT_CONFIRMED}")
     found = store.list(key)
     for folder in [name for name in found if _MORE.match(name)]:
         found += [f"{folder}/{name}" for name in store.list(f"{key}/{folder}")]
     for name in found:
-        if _STORED.match(name):
+        if _STORED.match(name) and not (isinstance(store, Empties) and store.empty(f"{key}/{name}")):
             store.delete(f"{key}/{name}")

@@ -149,3 +149,25 @@ def test_a_mount_that_dies_in_the_middle_of_a_save(cloud: Cloud, tmp_path: Path)
         later_run = run_folder(later, "python train.py", attempt=2)
         found = Store(later).restore(RUN, later_run)
         assert found is not None and check(later_run, found.step, content) == 20
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_what_made_room_for_newer_checkpoints_weighs_next_to_nothing_in_the_trash(cloud: Cloud, tmp_path: Path) -> None:
+    with DriveFsMount(cloud, tmp_path / "drive") as mount:
+        folder = mount.root / "Bridgehead"
+        folder.mkdir()
+        home = vm_home(tmp_path / "vm-a", store=folder)
+        run_dir = run_folder(home, "python train.py")
+        store = Store(home)
+        content = {}
+        for step in range(10, 130, 10):
+            content[step] = save(run_dir, step)
+            store.mirror(run_dir)
+            mount.drain()
+        assert cloud.usage().trashed < 40_000, "not one of the eight checkpoints that went"
+        assert cloud.usage().used < 5 * 45_000
+        slots = (folder / "demo" / names.STORE_RUNS / RUN / names.CHECKPOINTS).iterdir()
+        assert all(len(list(slot.iterdir())) <= 6 for slot in slots), "what was emptied goes when its slot is next used"
+        later = vm_home(tmp_path / "vm-b", store=folder)
+        found = Store(later).restore(RUN, run_folder(later, "python train.py", attempt=2))
+        assert found is not None and check(later.run(RUN), found.step, content) == 120

@@ -74,5 +74,6 @@ def test_each_request_pays(tmp_path: Path) -> None:
     store.read("a", 9)
     store.find("a")
     store.list("")
+    store.empty("a")
     store.delete("a")
-    assert clock.slept == [1.0] * 4 and (store.kind, store.proves, store.where) == ("mount", False, str(tmp_path))
+    assert clock.slept == [1.0] * 5 and (store.kind, store.proves, store.where) == ("mount", False, str(tmp_path))
