@@ -132,6 +132,12 @@ def vm_age_s(record: dict[str, Any]) -> float:
     return max(0.0, time.time() - float(record.get("started") or time.time()))
 
 
+def cell_is_silent(home: VmHome) -> bool:
+    """Whether the cell that keeps this VM has stopped beating; False where there never was one."""
+    silent_s = age_s(home.state / daemons.CELL_MARK)
+    return silent_s is not None and silent_s > CELL_SILENT_S
+
+
 def boot_clock_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 

@@ -96,7 +96,7 @@ class RunKeeper:
             return
         if command.verb == Verb.RUN and self._deadline.phase() is not lifetime.Phase.OPEN:
             return  # `watch` gives it to the next VM in time
-        if not self._has_room(task):
+        if not self._has_room(task) or not self._is_kept(task):
             return
         run_folder.open_attempt(self._home, command)
         task.phase = Phase.PREPARING
@@ -149,8 +149,20 @@ class RunKeeper:
         _, free_bytes = gauges.disk(self._home.root)
         if free_bytes >= START_ROOM_BYTES:
             return True
+        return self._hold(task, f"waits for room on this VM's disk, which has {free_bytes // 2**20} MiB free")
+
+    def _is_kept(self, task: Task) -> bool:
+        """Where idle notebooks are taken away nothing new is begun without the cell; what was under way goes on."""
+        begins = task.command.verb == Verb.RUN and task.command.attempt == 1 and not self._was_started(task.command)
+        if not begins or lifetime.provider() not in lifetime.USUAL_CAP_H or not lifetime.cell_is_silent(self._home):
+            return True
+        return self._hold(
+            task, "waits for the bootstrap cell: it does not run, and this VM may be taken away; run it again"
+        )
+
+    def _hold(self, task: Task, text: str) -> bool:
+        """False: it is looked at again, and its log says once what it waits for."""
         self.dirty = True
-        text = f"waits for room on this VM's disk, which has {free_bytes // 2**20} MiB free"
         if task.trouble != text:
             task.trouble = text
             with contextlib.suppress(OSError):

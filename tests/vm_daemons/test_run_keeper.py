@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,10 @@ from bridgehead.names import FailureClass, RunState
 from bridgehead.records import Command
 from command_rig import Rig
 from support import wait_until
-from vm_daemons import run_folder, run_keeper
+from vm_daemons import daemons, lifetime, run_folder, run_keeper
 from vm_daemons.client import Rejected
 from vm_daemons.storage.store import Store
-from vm_run_support import log_of, python
+from vm_run_support import log_of, python, wait_for_log
 
 
 @pytest.fixture(autouse=True)
@@ -65,6 +67,39 @@ def test_what_waiting_can_not_mend_ends_the_run(
         ended = rig.wait_for_exit(train)
     assert (ended.state, ended.failure_class) == (RunState.FAILED, failure)
     assert not (rig.dir(train) / names.DEATHS).exists()
+
+
+def _cell_beat(rig: Rig, ago_s: float) -> None:
+    mark = rig.home.state / daemons.CELL_MARK
+    mark.touch()
+    os.utime(mark, (time.time() - ago_s,) * 2)
+
+
+def test_on_a_notebook_that_nobody_keeps_no_run_begins_until_the_cell_runs_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifetime, "provider", lambda: "colab")
+    _cell_beat(rig, 3600)
+    with rig.daemon():
+        train = rig.run(python("print('ran')"))
+        rig.laptop.queue(train)
+        wait_for_log(rig.dir(train), "waits for the bootstrap cell", 20)
+        assert not (rig.dir(train) / names.PROCESS).exists()
+        _cell_beat(rig, 0)
+        assert rig.wait_for_exit(train).state is RunState.DONE
+    assert log_of(rig.dir(train)).count("waits for the bootstrap cell") == 1
+
+
+@pytest.mark.parametrize(("where", "attempt"), [("colab", 2), ("", 1)], ids=["under way", "on a server of one's own"])
+def test_what_goes_on_and_what_nobody_takes_away_need_no_cell(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, where: str, attempt: int
+) -> None:
+    monkeypatch.setattr(lifetime, "provider", lambda: where)
+    _cell_beat(rig, 3600)
+    with rig.daemon():
+        train = rig.run(python("print('ran')"), attempt=attempt)
+        rig.laptop.queue(train)
+        assert rig.wait_for_exit(train).state is RunState.DONE
 
 
 SAVES_THEN_DIES = python(
