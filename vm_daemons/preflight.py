@@ -19,7 +19,7 @@ from typing import Any
 from bridgehead import data_folder, files, identity, image, names
 from bridgehead.errors import BridgeheadError
 from bridgehead.records import RunRecord
-from vm_daemons import gauges
+from vm_daemons import gauges, mounting
 from vm_daemons.home import VmHome
 
 PASS, WARN, REFUSE = "pass", "warn", "refuse"
@@ -70,6 +70,10 @@ def refusal(found: list[Finding]) -> Finding | None:
 def _data(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]:
     data = record.spec.pins.spec.get("data") or {}
     path, wanted = data.get("vm_path"), data.get("fingerprint")
+    if path and Path(path).is_relative_to(mounting.DRIVE_MOUNT):
+        # colabtools issues 1691, 280 and 110: 10 to 300 times slower for small files; 1196 and 1428: a quota of a day
+        text = f"{path} lies on the mounted Drive, which reads small files very slowly and has a quota of a day"
+        yield Finding("data place", WARN, text, "unpack it onto this VM's own disk before the stage reads it")
     if not path or not wanted:
         return
     try:

@@ -189,7 +189,11 @@ def _restore(home: VmHome, store: Store, command: Command) -> None:
     elif any(checkpoints.step_of(folder) is not None for folder in (run_dir / names.CHECKPOINTS).glob("*")):
         say(run_dir, "--- goes on from the checkpoint on this VM's disk")
     else:
-        where = "the store holds no checkpoint" if store.available else "there is no durable store"
+        where = (
+            f"the store holds no checkpoint{_about_the_store(home, run_dir)}"
+            if store.available
+            else "there is no durable store"
+        )
         if checkpoints.all_damaged(run_dir / names.CHECKPOINTS) and not (command.spec and command.spec.resume_from):
             raise CheckpointRefused(f"no checkpoint on this VM's disk verifies, and {where}")
         say(run_dir, f"--- {where}: attempt {command.attempt} starts from the beginning")
@@ -199,6 +203,18 @@ def _passed_over(run_dir: Path) -> list[str]:
     report = files.read_json(run_dir / names.RESTORED)
     bad = report.get("passed_over", []) if isinstance(report, dict) else []
     return [f"the checkpoint in {item['name']}{_of_step(item['step'])}: {item['why']}{_cost(item)}" for item in bad]
+
+
+def _about_the_store(home: VmHome, run_dir: Path) -> str:
+    """That it was empty, another project's or somebody else's: then perhaps the wrong folder was mounted or named.
+
+    The uploader looks before anybody writes there, so that it knows longer than who restores.
+    """
+    for path in (run_dir / names.RESTORED, home.state / names.VM_STORE_STATE):
+        told = files.read_json(path)
+        if isinstance(told, dict) and told.get("note"):
+            return f" ({told['note']})"
+    return ""
 
 
 def _cost(item: dict[str, Any]) -> str:

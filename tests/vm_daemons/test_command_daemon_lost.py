@@ -154,7 +154,23 @@ def test_a_later_attempt_without_any_checkpoint_says_that_it_starts_anew(tmp_pat
     with rig.daemon():
         rig.laptop.queue(train)
         rig.wait_for_exit(train)
-    assert "the store holds no checkpoint: attempt 2 starts from the beginning" in log_of(rig.dir(train))
+    log = log_of(rig.dir(train))
+    assert f"the store holds no checkpoint (the store {drive} is empty: demo begins there)" in log
+    assert ": attempt 2 starts from the beginning" in log
+
+
+def test_a_later_attempt_in_a_store_that_is_not_ours_says_whose_it_seems_to_be(tmp_path: Path, drive: Path) -> None:
+    (drive / "other" / names.STORE_RUNS).mkdir(parents=True)
+    rig = Rig(tmp_path / "vm", drive)
+    for attempt, seen in ((2, "holds other and nothing of"), (3, "holds no checkpoint (the store was another one")):
+        train = rig.run(RESUMES, attempt=attempt)
+        if attempt == 3:  # by now our own folder is there, and what the uploader saw at first is all that tells
+            told = {"v": names.RECORD_VERSION, "note": "the store was another one"}
+            files.write_json(rig.home.state / names.VM_STORE_STATE, told)
+        with rig.daemon():
+            rig.laptop.queue(train)
+            rig.wait_for_exit(train)
+        assert seen in log_of(rig.dir(train))
 
 
 def test_a_store_that_can_not_be_read_is_waited_for(

@@ -12,7 +12,7 @@ from bridgehead import data_folder, files, names
 from bridgehead.errors import NotFoundError
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import Needs, Pins, RunRecord
-from vm_daemons import preflight
+from vm_daemons import mounting, preflight
 from vm_daemons.home import VmHome
 from vm_daemons.preflight import REFUSE, WARN, Finding
 from vm_run_support import SHIP, log_of, python, run_folder, run_to_the_end, vm_home
@@ -56,6 +56,16 @@ def test_data_that_is_missing_or_another_is_refused(home: VmHome, tmp_path: Path
     assert found.state == REFUSE and "other data" in found.text
     spec["data"]["fingerprint"] = data_folder.fingerprint(pool)
     assert _examine(home, spec)["data"].state == preflight.PASS
+
+
+def test_data_on_the_mounted_drive_is_told_to_be_slow(
+    home: VmHome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mounting, "DRIVE_MOUNT", tmp_path / "drive")
+    for place, told in (("drive/MyDrive/pool", True), ("pool", False)):
+        found = _examine(home, {"data": {"name": "clips", "vm_path": str(tmp_path / place)}})
+        assert ("data place" in found) is told
+    assert preflight.refusal(list(found.values())) is None
 
 
 def test_a_pool_says_its_own_fingerprint(tmp_path: Path) -> None:

@@ -150,13 +150,14 @@ class Store:
         if record is None:
             raise NotFoundError(f"{run_dir} holds no {names.RUN_RECORD}")
         objects, folder = self.objects(), self._folder(run_id)
+        stranger = self.recognise()  # before the lease is written there
         if run_id == record.run_id:
             self._take_lease(objects, folder, record)
         local_root = run_dir / names.CHECKPOINTS
         local, _ = checkpoints.newest(local_root)
         source = f"{folder}/{names.CHECKPOINTS}"
         slot, passed, commits = store_slots.restore_newest(objects, source, local_root, local.step if local else -1)
-        note = "" if commits else self.recognise()
+        note = "" if commits else stranger
         if slot is not None or passed or note:
             reached = slot.step if slot else local.step if local else None
             report = {
