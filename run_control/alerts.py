@@ -12,6 +12,7 @@ from bridge.ledger_rows import VmState
 from bridge.tunnels import NONE
 from bridgehead.names import RunState
 from bridgehead.records import duration
+from bridgehead.upload_text import size_text
 from run_control import next_steps
 from run_control.bridge_control import LiveBridge, way_in
 from run_control.project_file import SHELL_STAGE
@@ -22,6 +23,7 @@ BAD: Final = "bad"
 UNCONFIRMED_S: Final = 1800.0
 QUIET_S: Final = 45.0  # a VM beats every 5 s; this long without one is no hiccup
 CELL_SILENT_S: Final = 180.0  # its cell beats every 5 s, and mounting Drive again takes it 150 s at most
+TRASH_BYTES: Final = 2**30  # less of it is not worth a word
 OLD_S: Final = 86_400.0  # what failed or fell silent longer ago needs nobody any more
 _WORKING: Final = (RunState.RUNNING, RunState.SAVING, RunState.RESUMING, RunState.STARTING)
 
@@ -98,7 +100,7 @@ def _vms(runs: Sequence[RunView], vms: Sequence[Mapping[str, Any]], now: float) 
             text = f"{vm_id} has not been heard of for {duration(age_s)}"
             found.append(AlertView(f"silent:{vm_id}", BAD, text, f"look at its notebook; {_CELL}"))
         elif vm["state"] == VmState.LIVE and not vm.get("released"):
-            found += [*_cell(vm, mine), *_store(vm, mine)]
+            found += [*_cell(vm, mine), *_store(vm, mine), *_trash(vm)]
     return found
 
 
@@ -115,17 +117,31 @@ def _cell(vm: Mapping[str, Any], runs: Sequence[str]) -> list[AlertView]:
 def _store(vm: Mapping[str, Any], runs: Sequence[str]) -> list[AlertView]:
     beat, vm_id = vm["heartbeat"], vm["vm_id"]
     store = beat.get("store") if isinstance(beat.get("store"), dict) else {}
+    found = []
+    if store.get("warning"):
+        text = f"the store of {vm_id} will get too small: {store['warning']}"
+        found += [AlertView(f"room:{vm_id}", WARN, text, "make room there and empty its trash, or raise quota_gb")]
     if store.get("ok") and store.get("error"):  # well, but for what only a person can put right: a sign-in that ended
         text = f"{vm_id}: {store['error']}. Checkpoints are in the store, and nobody proves it"
-        return [AlertView(f"unproven:{vm_id}", WARN, text, _CELL)]
+        found += [AlertView(f"unproven:{vm_id}", WARN, text, _CELL)]
     if not beat or store.get("ok"):
-        return []
+        return found
     if not store:
         text = f"{vm_id} has no durable store: nothing outlives it"
         return [AlertView(f"no-store:{vm_id}", WARN, text, "mount Drive or set [store], then run the cell again")]
     text = f"the store of {vm_id} is ill: {store.get('error') or 'it does not answer'}"
     more = ". Training goes on, checkpoints stay on the VM" if runs else ""
-    return [AlertView(f"store:{vm_id}", BAD, text + more, _CELL)]
+    return [*found, AlertView(f"store:{vm_id}", BAD, text + more, _CELL)]
+
+
+def _trash(vm: Mapping[str, Any]) -> list[AlertView]:
+    """What was removed or replaced in a mounted Drive lies in its trash, and counts against the quota."""
+    store, vm_id = vm["heartbeat"].get("store"), vm["vm_id"]
+    trash, free = (store.get(name) if isinstance(store, dict) else 0 for name in ("trash_bytes", "free_bytes"))
+    if not isinstance(trash, int) or not isinstance(free, int) or trash < max(free, TRASH_BYTES):
+        return []
+    text = f"{size_text(trash)} lie in the trash of the store of {vm_id} and count; {size_text(free)} are free"
+    return [AlertView(f"trash:{vm_id}", WARN, text, "empty its trash")]
 
 
 _CELL: Final = "run the bootstrap cell there again"

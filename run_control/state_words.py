@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 WAITS = "waits for a VM"  # shown in place of the ledger's "lost": nothing of the run is
 RELEASED = "released"
 _SHOWN_MAX = 3
+_TRASH_BYTES = 2**27  # less of it is not worth a word
 
 
 def shown(state: str, vm_state: str) -> str:
@@ -59,6 +60,17 @@ def checkpoints(levels: Mapping[str, Any], newest: Mapping[str, Any] | None) -> 
         known = {str(newest["level"]): newest}
     by_step = {item["step"]: f"{item['step']} {level}" for level, item in known.items()}
     return ", ".join(by_step[step] for step in sorted(by_step, reverse=True))
+
+
+def store(told: Mapping[str, Any]) -> str:
+    """A VM's store for a table, from its heartbeat."""
+    if not told:
+        return "NONE"  # nothing of this VM outlives it
+    trash_bytes = told.get("trash_bytes") or 0
+    trash = f", {size_text(trash_bytes)} in its trash" if trash_bytes >= _TRASH_BYTES else ""
+    if told.get("ok"):
+        return ("ok, nothing confirmed" if told.get("error") else "ok") + trash
+    return str(told.get("error") or "ill") + trash
 
 
 def release_of(heartbeat: Mapping[str, Any]) -> dict[str, Any]:

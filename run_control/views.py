@@ -221,16 +221,8 @@ def vm_row(vm: dict[str, Any]) -> tuple[str, ...]:
         _gib(beat.get("memory_free_bytes")),
         _gib(beat.get("disk_free_bytes")),
         ", ".join(str(gpu.get("name", "?")) for gpu in gpus) or "none",
-        _store(store) if beat and not released else "",
+        state_words.store(store) if beat and not released else "",
     )
-
-
-def _store(store: dict[str, Any]) -> str:
-    if not store:
-        return "NONE"  # nothing of this VM outlives it
-    if store.get("ok"):
-        return "ok, nothing confirmed" if store.get("error") else "ok"
-    return str(store.get("error") or "ill")
 
 
 def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]]:

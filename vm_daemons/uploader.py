@@ -23,7 +23,7 @@ from bridgehead.records import VmRules
 from vm_daemons.address import LOOK_EVERY_S, SILENT_AFTER_S, Addresses, Silence
 from vm_daemons.home import VmHome
 from vm_daemons.storage import publish, store_choice
-from vm_daemons.storage.confirm import Confirmer, SecondLook
+from vm_daemons.storage.confirm import SecondLook
 from vm_daemons.storage.objects import ObjectStore
 from vm_daemons.storage.pace import Backoff, Bucket, PacedStore
 from vm_daemons.storage.run_uploads import RunUploads
@@ -72,7 +72,8 @@ class Uploader:
         self._requests, self._upload = self._buckets()
         self._store = Store(home, self._paced)
         self.runs = RunUploads(home, self._store, self._store_says)
-        self._confirmer: Confirmer | None = None
+        self._confirmer: SecondLook | None = None
+        self._next_quota = 0.0  # monotonic
         self._told: dict[str, Any] = {"payload": "", "note": "", "confirm_trouble": "", "address_note": ""}
         self._beat_number = _beat_number_before(home)
         self._lost: dict[str, tuple[int, int]] = {}  # what was: for how many canaries it is let alone, and since when
@@ -128,6 +129,7 @@ class Uploader:
                 "where": seen.get("path", ""),
                 "vm_id": self._home.record()["vm_id"],
                 "trouble": self.runs.trouble,
+                "warning": self.runs.warning,
                 "beat_number": self._beat_number,
                 "superseded": self.runs.superseded(),
             }
@@ -186,6 +188,7 @@ class Uploader:
                     return CANARY_EVERY_S
                 self._confirmer = SecondLook(second)
             self.runs.confirm(self._confirmer)
+            self._ask_for_quota(self._confirmer)
         except StoreDenied as error:
             self._confirmer = None  # and what is mounted is not waited for until somebody signs in
             self._told["confirm_trouble"] = f"nothing can be confirmed: {error.in_one_line()}"
@@ -197,6 +200,13 @@ class Uploader:
             raise
         self._told["confirm_trouble"] = ""
         return CONFIRM_EVERY_S
+
+    def _ask_for_quota(self, second: SecondLook) -> None:
+        """A mount tells of this VM's disk; the account itself says what is left and what its trash takes."""
+        if time.monotonic() >= self._next_quota:
+            self._next_quota = time.monotonic() + CANARY_EVERY_S
+            with contextlib.suppress(BridgeheadError):  # told when it can't confirm; this alone is no trouble
+                self.health.account = second.quota()
 
     def _canary_step(self) -> float:
         if not store_choice.is_configured(self._home):

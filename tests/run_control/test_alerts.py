@@ -59,6 +59,24 @@ def test_a_sign_in_that_ended_is_told_though_the_store_takes_everything(seeded: 
     assert views.vm_row(views.vms(seeded.project, now=NOW)[0])[-1] == "ok, nothing confirmed"
 
 
+def test_a_store_that_will_get_too_small_is_told_before_it_is_full(seeded: Seeded) -> None:
+    warning = "4 checkpoints of 2.00 GiB need 8.00 GiB; the store has 3.00 GiB free"
+    for store, told in (({"ok": True}, False), ({"ok": True, "warning": warning}, True)):
+        seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store=store))
+        assert (f"room:{VM}" in _alerts(seeded)) is told
+    found = _alerts(seeded)[f"room:{VM}"]
+    assert found.level == "warn" and warning in found.text and "quota_gb" in found.next
+
+
+def test_a_trash_that_takes_more_than_is_left_is_told(seeded: Seeded) -> None:
+    for trash_bytes, free_bytes, told in ((2**20, 0, False), (2**31, 2**32, False), (2**33, 2**32, True)):
+        store = {"ok": True, "trash_bytes": trash_bytes, "free_bytes": free_bytes}
+        seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store=store))
+        assert (f"trash:{VM}" in _alerts(seeded)) is told
+    assert "8.0 GiB lie in the trash" in _alerts(seeded)[f"trash:{VM}"].text
+    assert views.vm_row(views.vms(seeded.project, now=NOW)[0])[-1] == "ok, 8.0 GiB in its trash"
+
+
 def test_a_vm_that_nobody_keeps_is_told_before_it_is_taken_away(seeded: Seeded) -> None:
     run_id = _running(seeded)
     seeded.status(run_id, levels=_saved("confirmed", 60))

@@ -22,9 +22,9 @@ from bridgehead import files, names
 from bridgehead.errors import StoreDenied, StoreFull, StoreGone
 from bridgehead.records import VmRules
 from support import wait_until
-from vm_daemons import uploader
+from vm_daemons import gauges, mounting, uploader
 from vm_daemons.home import VmHome
-from vm_daemons.storage import levels, publish, store_slots, store_state
+from vm_daemons.storage import drive_cache, levels, publish, store_slots, store_state
 from vm_daemons.storage.objects import ObjectStore, Stored
 from vm_daemons.storage.store import Store
 from vm_daemons.uploader import Uploader
@@ -155,6 +155,20 @@ def test_without_credentials_nothing_is_confirmed_and_nobody_waits_for_it(
     assert told["ok"] and "expired → sign in again" in told["error"]
 
 
+def test_what_is_free_and_in_the_trash_is_asked_of_the_account_itself(
+    home: VmHome, run_dir: Path, drive: Path, start: Callable[..., Uploader]
+) -> None:
+    class Account(Faulty):
+        def quota(self) -> tuple[int | None, int | None]:
+            return 5000, 7 * 2**30
+
+    start(second=lambda: Account(drive, proves=True))
+    wait_until(lambda: state(home).get("trash_bytes") == 7 * 2**30, 20, what="the trash")
+    reader = store_state.Reader(home)
+    reader.look()
+    assert (reader.told()["free_bytes"], reader.told()["trash_bytes"]) == (5000, 7 * 2**30)
+
+
 def test_a_duplicate_name_or_other_bytes_at_the_far_end_confirm_nothing(
     home: VmHome, run_dir: Path, drive: Path
 ) -> None:
@@ -217,9 +231,27 @@ def test_a_checkpoint_that_will_not_fit_is_told_before_it_fails(
     until(run_dir, local=10, mounted=10)
     told = levels.read(run_dir)
     assert "quota_gb allows" in told["trouble"] and not told["failing"]
+    wait_until(lambda: state(home).get("warning"), what="the warning")
+    reader = store_state.Reader(home)
+    reader.look()
+    assert reader.told()["ok"] and "quota_gb allows" in reader.told()["warning"]  # in the heartbeat
 
 
 # --- a store that hangs, dies and comes back -----------------------------------------------------------------
+
+
+def test_on_a_mounted_drive_a_checkpoint_waits_while_it_would_fill_the_vms_disk(
+    home: VmHome, run_dir: Path, drive: Path, start: Callable[..., Uploader], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free_bytes = [drive_cache.RESERVE_BYTES]
+    monkeypatch.setattr(mounting, "DRIVE_MOUNT", drive)
+    monkeypatch.setattr(gauges, "disk", lambda folder: (10**12, free_bytes[0]))
+    save(run_dir, 10)
+    start()
+    wait_until(lambda: "that disk has 256 MiB free" in str(levels.read(run_dir).get("trouble")), 20, what="the reason")
+    assert steps(run_dir) == {"local": 10} and levels.read(run_dir)["failing"]
+    free_bytes[0] *= 2
+    until(run_dir, timeout_s=30, local=10, mounted=10)
 
 
 def test_a_store_that_hangs_holds_up_neither_the_state_nor_the_local_level(

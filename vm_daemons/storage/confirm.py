@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from vm_daemons.storage.objects import ObjectStore, Stored
 
@@ -16,6 +16,11 @@ class Confirmer(Protocol):
     def confirm(self, keys: Mapping[str, Stored]) -> bool: ...
 
 
+@runtime_checkable
+class _TellsQuota(Protocol):
+    def quota(self) -> tuple[int | None, int | None]: ...
+
+
 class SecondLook:
     """Another ObjectStore onto the same things, such as the Drive API beside a mounted Drive."""
 
@@ -26,6 +31,10 @@ class SecondLook:
     def confirm(self, keys: Mapping[str, Stored]) -> bool:
         """Only when each key has exactly one object, with the size and a digest that were sent."""
         return bool(keys) and all(self._is_there(key, sent) for key, sent in keys.items())
+
+    def quota(self) -> tuple[int | None, int | None]:
+        """Bytes that the account has free, and those in its trash; None where nobody tells. Raises StoreError."""
+        return self._second.quota() if isinstance(self._second, _TellsQuota) else (None, None)
 
     def _is_there(self, key: str, sent: Stored) -> bool:
         found = self._second.find(key)

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names
-from bridgehead.errors import BridgeheadError, SupersededError, UsageError
+from bridgehead.errors import BridgeheadError, StoreFull, SupersededError, UsageError
 from bridgehead.records import RunRecord
 from vm_daemons.home import VmHome
-from vm_daemons.storage import store_choice, store_slots
+from vm_daemons.storage import drive_cache, store_choice, store_slots
 from vm_daemons.storage.confirm import Confirmer
 from vm_daemons.storage.levels import Levels
 from vm_daemons.storage.pace import Backoff
@@ -25,6 +25,8 @@ from vm_daemons.storage.store import Store
 from vm_daemons.storage.store_progress import Progress, Stamp, stamp_of
 
 _log = logging.getLogger("uploader")
+
+MEASURE_AGAIN_S = 60.0  # while there is no room for all that is kept: somebody may make some
 
 
 @dataclass
@@ -37,7 +39,7 @@ class _Run:
     levels: Levels  # main thread
     trouble: str = ""
     warning: str = ""  # of the preflight
-    measured: bool = False
+    measure_at: float = 0.0  # monotonic; infinite once there was room
     superseded: bool = False
     not_before: float = 0.0  # monotonic
     backoff: Backoff = field(default_factory=lambda: Backoff(0.5))
@@ -79,6 +81,7 @@ class RunUploads:
     def _mirror(self, run: _Run) -> None:
         try:
             self._measure(run)
+            self._spare_the_disk(run)
             self._store.mirror(run.run_dir)
         except SupersededError as error:  # a higher attempt holds the lease in the store
             _log.warning("%s: %s", run.run_dir.name, error.message)
@@ -96,16 +99,25 @@ class RunUploads:
     def _measure(self, run: _Run) -> None:
         """Before the first checkpoint goes up: whether there is room for as many as will lie there."""
         size_bytes = int(run.levels.local().get("size_bytes") or 0)
-        if run.measured or not size_bytes:
+        if not size_bytes or time.monotonic() < run.measure_at:
             return
         known = self._store.known(run.run_dir)
         there = len(known.good()) if known is not None else 0
         quota_bytes = int(store_choice.spec_of(self._home).quota_gb * 1e9)
         kept = max(1, len(store_slots.SLOTS) - there)
-        run.warning = store_slots.fits(self._store.objects(), size_bytes, kept, quota_bytes)
-        run.measured = True
-        if run.warning:
+        before, run.warning = run.warning, store_slots.fits(self._store.objects(), size_bytes, kept, quota_bytes)
+        run.measure_at = time.monotonic() + MEASURE_AGAIN_S if run.warning else float("inf")
+        if run.warning and run.warning != before:
             _log.warning("%s: %s", run.run_dir.name, run.warning)
+
+    def _spare_the_disk(self, run: _Run) -> None:
+        """Raises StoreFull while what goes up next would fill this VM's disk on its way."""
+        local, known = run.levels.local(), self._store.known(run.run_dir)
+        there = known.mounted.step if known is not None and known.mounted is not None else -1
+        if local and int(local["step"]) > there:
+            why = drive_cache.no_room(self._home.store_path(), int(local["size_bytes"]))
+            if why:
+                raise StoreFull(why, hint="make room on the VM; it goes up by itself then")
 
     def _discover(self) -> None:
         revoked = _revoked(self._home)
@@ -151,6 +163,11 @@ class RunUploads:
         return [run for run in list(self._runs.values()) if not run.settled and _wants(self._store.known(run.run_dir))]
 
     # --- main thread --------------------------------------------------------------------------------
+
+    @property
+    def warning(self) -> str:
+        """What the preflight of a run that is not over says of the room in the store."""
+        return next((run.warning for run in list(self._runs.values()) if run.warning and not run.settled), "")
 
     def tell(self, kind: str, where: str, confirmed_by: str, *, hangs: bool) -> None:
         """Write checkpoints.json where something changed. A full disk is told by others."""

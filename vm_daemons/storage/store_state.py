@@ -1,7 +1,7 @@
 """state/store.json: how the store is. The uploader writes it from its main thread, the status daemon reads it.
 
     {"v", "number", "at", "kind", "where", "path", "ok", "free_bytes", "trash_bytes", "error", "ok_since", "ill_since",
-     "trouble", "confirm_trouble", "payload", "note", "beat_number", "superseded": [{"run_id", "attempt"}]}
+     "trouble", "warning", "confirm_trouble", "payload", "note", "beat_number", "superseded": [{"run_id", "attempt"}]}
 
 `number` grows with each writing, so that a reader tells a hung or dead uploader by its own clock alone.
 """
@@ -29,6 +29,7 @@ class Health:
     def __init__(self, home: VmHome) -> None:
         self._home = home
         self.probed: dict[str, Any] = {}  # the last canary: path, ok, free_bytes, error, …
+        self.account: tuple[int | None, int | None] = (None, None)  # bytes: free, in its trash; by another path
         self.gone = False  # and it says that the mount is dead
         self.canary_since = 0.0  # monotonic; 0 while none is out
         self.trouble = ""  # what the store said to the last try to put something there
@@ -56,7 +57,13 @@ class Health:
             self._turned_at = time.time()
         error = "it does not answer" if self.hangs else str(self.probed.get("error", ""))
         since = "ill_since" if self._ill_since else "ok_since"
-        return {**self.probed, "ok": self.ok, "error": error, since: self._turned_at, "trouble": self.trouble}
+        seen = {**self.probed, "ok": self.ok, "error": error, since: self._turned_at, "trouble": self.trouble}
+        free_bytes, trash_bytes = self.account
+        if free_bytes is not None:  # what goes through a mount needs room on both sides
+            seen["free_bytes"] = min(free_bytes, seen.get("free_bytes") or free_bytes)
+        if trash_bytes is not None:
+            seen["trash_bytes"] = trash_bytes
+        return seen
 
     def ask_for_remount(self, kind: str) -> None:
         """Have the cell mount it again once it has been dead for a while; withdrawn when it is well. Raises OSError."""
@@ -134,6 +141,8 @@ class Reader:
         if not self.record or self.record.get("kind") == "none":
             return {}
         shown = {key: self.record.get(key) for key in ("path", "ok", "free_bytes", "error", "kind", "trash_bytes")}
+        if self.record.get("warning"):
+            shown["warning"] = self.record["warning"]
         trouble = "the uploader is silent" if self.silent else str(self.record.get("trouble") or "")
         if trouble:
             return {**shown, "ok": False, "error": trouble}
