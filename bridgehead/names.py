@@ -112,6 +112,8 @@ VM_STORE_STATE: Final = "store.json"  # how the store is, as the uploader last s
 VM_STORE_SECRETS: Final = "store_secrets.json"  # 0600; what the cell got from notebook secrets for the store
 VM_REMOUNT: Final = "remount.json"  # a request to the cell, the only one that can mount Drive
 VM_UPLOADS: Final = "uploads.json"  # how far the artefacts are on their way to the laptop, for the cell's line
+VM_IMAGE_PACKAGES: Final = "image_packages.json"  # torch and its like as the first boot found them
+VM_EXPORT_TRIAL: Final = "export_trial.json"  # with which packages a tiny model was exported here
 VM_LIFETIME: Final = "lifetime.json"  # age, cap, and why the VM stays up or is about to be released
 VM_RELEASE: Final = "release.json"  # a person has asked this VM to give itself back: the line, and whether it has
 SHIPPED_PACKAGES: Final = ("bridgehead", "vm_daemons", "stages", "export")
@@ -131,6 +133,8 @@ SECRET_S3_SECRET: Final = "BRIDGEHEAD_S3_SECRET"
 SECRET_S3_TOKEN: Final = "BRIDGEHEAD_S3_TOKEN"
 SECRET_DRIVE: Final = "BRIDGEHEAD_DRIVE_CREDENTIALS"  # the text of a credentials file, where no sign-in is offered
 # For the command of [notify], beside the event as JSON on its stdin.
+ENV_PROVIDER: Final = "BRIDGEHEAD_PROVIDER"  # of [money], for price_command
+ENV_GPU: Final = "BRIDGEHEAD_GPU"
 ENV_EVENT: Final = "BRIDGEHEAD_EVENT"  # finished, failed, lost, stalled, alarm or test
 ENV_EVENT_TITLE: Final = "BRIDGEHEAD_TITLE"
 ENV_EVENT_TEXT: Final = "BRIDGEHEAD_TEXT"

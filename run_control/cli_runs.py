@@ -101,7 +101,7 @@ def run(
     allow = [word for word, given in allowed.items() if given]
     order = commands.order_run(found, stage, words or [], resume=resume, allow=allow, vm=vm, unpriced=unpriced)
     if dry_run:
-        return cli_specs.show_plan(order.line, commands.plan_of(found, order), as_json=json)
+        return cli_specs.show_plan(found, order.line, commands.plan_of(found, order), as_json=json)
     commands.check(found, order)
     return submit(found, order.line, wait=wait, as_json=json)
 

@@ -26,20 +26,27 @@ def register(app: typer.Typer) -> None:
 def diff(
     context: typer.Context, first: RunArgument, second: RunArgument, json: JsonFlag = False, project: ProjectFlag = None
 ) -> int:
-    """What two runs differ in: config, code, data, seeds, limits, machine."""
+    """What two runs differ in: config, code, data, seeds, limits, machine; and whether their weights are the same."""
     from run_control import rerunning, views
 
     found = project_of(context, project)
     ids = [views.run(found, word).run_id for word in (first, second)]
     differences = rerunning.diff(found, *ids)
+    weights = rerunning.weights(found, *ids)
 
     def show() -> None:
-        if not differences:
+        if differences:
+            table(("WHAT", *ids), [(item.key, item.first or "(none)", item.second or "(none)") for item in differences])
+        else:
             say(f"{ids[0]} and {ids[1]} are of one spec, and nothing else that is known differs")
-            return
-        table(("WHAT", *ids), [(item.key, item.first or "(none)", item.second or "(none)") for item in differences])
+        say(f"weights: {weights.words}")
 
-    data = {"runs": ids, "same": not differences, "differences": [item.to_json() for item in differences]}
+    data = {
+        "runs": ids,
+        "same": not differences,
+        "differences": [item.to_json() for item in differences],
+        "weights": weights.state,
+    }
     return emit(data, as_json=json, show=show)
 
 
@@ -61,7 +68,7 @@ def rerun(
     run_id = views.run(found, run).run_id
     made = rerunning.again(found, run_id, anyway=anyway)
     if dry_run:
-        return show_plan("", made, as_json=json)
+        return show_plan(found, "", made, as_json=json)
     line = rerunning.line_again(found, run_id, made)
     return cli_runs.submit(found, line, wait=wait, as_json=json)
 
@@ -99,15 +106,17 @@ def run_file(project: Project, name: str, words: list[str], *, dry_run: bool, wa
     path = Path(name) if Path(name).is_absolute() or Path(name).is_file() else project.root / name
     line, made = spec_file.line_of_file(project, path, keep=not dry_run)
     if dry_run:
-        return show_plan(line, made, as_json=as_json)
+        return show_plan(project, line, made, as_json=as_json)
     if made.refusal is not None:
         raise made.refusal
     return cli_runs.submit(project, line, wait=wait, as_json=as_json)
 
 
-def show_plan(line: str, made: Plan, *, as_json: bool) -> int:
-    """The plan; exit 2 when the run would be refused."""
-    from run_control import plan
+def show_plan(project: Project, line: str, made: Plan, *, as_json: bool) -> int:
+    """The plan, and the memos about what it would use; exit 2 when the run would be refused."""
+    from run_control import memo_scope, plan, project_file
+
+    checks = [*made.checks, *memo_scope.checks(project, project_file.load_whole(project.root), made)]
 
     def show() -> None:
         if line:
@@ -117,7 +126,8 @@ def show_plan(line: str, made: Plan, *, as_json: bool) -> int:
                 say(f"  {key}: {value}")
         for text in plan.lines(made):
             say(text)
-        table(("CHECK", "STATE", "FOUND", "NEXT"), [(c.name, c.state, c.text, c.hint) for c in made.checks])
+        table(("CHECK", "STATE", "FOUND", "NEXT"), [(c.name, c.state, c.text, c.hint) for c in checks])
 
     stage = {key: value for key, value in made.stage.to_json().items() if key != "pins"}
-    return emit({"line": line, "spec": stage, **made.to_json()}, as_json=as_json, show=show, error=made.refusal)
+    data = {"line": line, "spec": stage, **made.to_json(), "checks": [check.to_json() for check in checks]}
+    return emit(data, as_json=as_json, show=show, error=made.refusal)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from bridge.project import Pinned, PinRequest, PinRun
 from bridgehead import files, names
 from bridgehead.errors import BridgeheadError, NotFoundError, UsageError
 from bridgehead.queue_lines import nearest
-from run_control import code_pin, plan, run_spec
+from run_control import code_pin, live_rate, plan, run_spec
 from run_control.project_file import Whole
 from run_control.run_spec import Code, RunSpec
 
@@ -24,12 +25,13 @@ _RUN_ID = re.compile(r"[a-z][a-z0-9_-]*-\d{4,}-[0-9a-f]{6}\Z")
 
 
 def prepare(root: Path, whole: Whole, shipped_sha256: str = "") -> PinRun:
-    """What the bridge asks of each run: line that it takes. What is slow, hashing and git, is done here and kept.
+    """What the bridge asks of each run: line that it takes. What is slow, hashing, git and the account, comes first.
 
     `shipped_sha256`: of the archive that the bridge serves; "" for the one that this process would make.
     """
     own = _own_code(root, whole)
     shipped = Code(sha256=shipped_sha256, shipped=True) if shipped_sha256 else None
+    _ask_rates(root, whole)
 
     def pin(request: PinRequest) -> Pinned:
         try:
@@ -53,6 +55,13 @@ def inputs_of(spec: RunSpec) -> dict[str, str]:
     """Stage -> run, of the runs that it comes after. A run id is its stage, its number and six digits."""
     runs = [parent for parent in spec.parents if _RUN_ID.match(parent) and parent != spec.resume_from]
     return {run_id.rsplit("-", 2)[0]: run_id for run_id in runs}
+
+
+def _ask_rates(root: Path, whole: Whole) -> None:
+    """The account's rate for each stage, kept for the lines that are about to be taken."""
+    for limits in whole.limits.values():
+        with contextlib.suppress(UsageError):  # two units: told for the line that it concerns
+            live_rate.of(root, whole.money.terms(limits))
 
 
 def _own_code(root: Path, whole: Whole) -> Callable[[], Code]:

@@ -1,4 +1,7 @@
-"""What a launch is before it happens: its spec, its price, and every reason against it. Pure but for reading files."""
+"""What a launch is before it happens: its spec, its price, and every reason against it.
+
+Pure but for reading files, and for asking [money] price_command.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from bridge.project import PinRequest
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.records import Pins, StageSpec, duration
-from run_control import code_pin, data_pin, history, money, pricing, run_spec
+from run_control import code_pin, data_pin, history, live_rate, money, pricing, run_spec
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.history import Before
 from run_control.money import Money, Unpriced
@@ -221,7 +224,13 @@ def _estimate(
     volume: Volume,
     today: datetime.date,
 ) -> Estimate:
-    quote = pricing.quote(terms, pricing.catalogue(root), gpu_memory_gb=stage.needs.gpu_memory_gb, today=today)
+    quote = pricing.quote(
+        terms,
+        pricing.catalogue(root),
+        gpu_memory_gb=stage.needs.gpu_memory_gb,
+        today=today,
+        live=live_rate.of(root, terms),
+    )
     hours, source = _hours(limits, terms, earlier, quote)
     found = pricing.estimate(terms, quote, hours, source, volume)
     return _at_most_its_cap(found, terms.max_total) if source == _UNTIL_CAP else found

@@ -1,14 +1,6 @@
 """What can be looked at before any VM: named checks that `bridgehead doctor` runs. vm_daemons/preflight.py is the rest.
 
-| check | looks at | warns or refuses when |
-|---|---|---|
-| plan | spec, price and caps of each stage | refuses: a launch would be refused, and why |
-| prices | the dated table | warns: the row that this project would use is stale |
-| store | a canary, with this laptop's credentials | warns: no credentials here, or it did not come back |
-| temp | free space of the folder for temporary files | warns under 1 GiB |
-| torch | `[vm] requirements` | refuses: they name torch or a part of it, which a VM never moves |
-| memos | what the infrastructure did to earlier runs | warns: a memo of the last 30 days, quoted |
-| export | what an export needs, when a stage exports | warns: a part is not required, and a notebook's image lacks it |
+docs/preflight.md lists every check, with what it looks at, how it can end and what to do.
 """
 
 from __future__ import annotations
@@ -23,9 +15,9 @@ from pathlib import Path
 
 from bridge.project import PinRequest
 from bridgehead import names
-from bridgehead.errors import BridgeheadError, UsageError
+from bridgehead.errors import BridgeheadError, StoreDenied, UsageError
 from bridgehead.records import StageSpec
-from run_control import announce_stores, launching, memos, plan, pricing, project_file
+from run_control import announce_stores, launching, live_rate, memos, plan, pricing, project_file
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.project import Project
 from run_control.project_file import Whole
@@ -90,7 +82,8 @@ def _prices(project: Project, whole: Whole) -> Iterator[Check]:
     if not terms.stated:
         yield Check("prices", PASS, f"{len(rows)} rows; the project names no provider")
         return
-    quoted = pricing.quote(terms, rows, today=datetime.date.today())  # noqa: DTZ011 - a person's own calendar
+    live = live_rate.of(project.root, terms)
+    quoted = pricing.quote(terms, rows, today=datetime.date.today(), live=live)  # noqa: DTZ011 - a person's own calendar
     text = f"{quoted.price}" + (f" an hour, {quoted.source}, {quoted.note}" if quoted.source else "")
     hint = "state what your account says: [money] price_per_hour" if quoted.stale else ""
     yield Check("prices", WARN if quoted.stale else PASS, text, hint)
@@ -98,24 +91,39 @@ def _prices(project: Project, whole: Whole) -> Iterator[Check]:
 
 def _store(project: Project, whole: Whole) -> Iterator[Check]:
     """A real call with what this laptop has; a hanging mount is given up after 15 s."""
-    for target in announce_stores.targets(project, whole.view, _THIS_MACHINE):
-        answer: list[Check] = []
+    targets = list(announce_stores.targets(project, whole.view, _THIS_MACHINE))
+    if not any(target.when_denied for target in targets):
+        yield Check("credentials", PASS, "skipped: this project names no store that needs any on this laptop")
+    for target in targets:
+        answer: list[list[Check]] = []
         thread = threading.Thread(target=lambda out=answer, to=target: out.append(_probed(to)), daemon=True)
         thread.start()
         thread.join(CANARY_S)
-        hint = "VMs may still reach it; their own look is in `bridgehead status`"
-        yield answer[0] if answer else Check("store", WARN, f"{target.name} has not answered in {CANARY_S:g} s", hint)
+        yield from answer[0] if answer else [Check("store", WARN, _silent(target), _ON_VMS)]
 
 
-def _probed(target: announce_stores.Target) -> Check:
+_ON_VMS = "VMs may still reach it; their own look is in `bridgehead status`"
+
+
+def _silent(target: announce_stores.Target) -> str:
+    return f"{target.name} has not answered in {CANARY_S:g} s"
+
+
+def _probed(target: announce_stores.Target) -> list[Check]:
+    """Credentials and canary are one call: who is let in writes, reads and removes."""
     try:
         room = target.open().probe()
-    except (BridgeheadError, OSError) as error:
-        hint = target.when_denied or (error.hint if isinstance(error, BridgeheadError) else "")
-        return Check("store", WARN, f"{target.name}: {error}", hint)
-    if room.error:
-        return Check("store", WARN, f"{target.name}: {room.error}")
-    return Check("store", PASS, f"{target.name}: a canary was written, read back and removed")
+        error, denied, hint = room.error, room.denied, target.when_denied if room.denied else ""
+    except (BridgeheadError, OSError) as caught:
+        denied = isinstance(caught, StoreDenied)
+        error = caught.message if isinstance(caught, BridgeheadError) else str(caught)
+        hint = target.when_denied or (caught.hint if isinstance(caught, BridgeheadError) else "")
+    if denied:
+        return [Check("credentials", WARN, f"{target.name}: {error}", hint)]
+    if error:
+        return [Check("store", WARN, f"{target.name}: {error}", hint or _ON_VMS)]
+    accepted = [Check("credentials", PASS, f"{target.name} answered a call with them")] if target.when_denied else []
+    return [*accepted, Check("store", PASS, f"{target.name}: a canary was written, read back and removed")]
 
 
 def _temp(_project: Project, _whole: Whole) -> Iterator[Check]:

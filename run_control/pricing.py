@@ -8,6 +8,7 @@ shown as stale.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import datetime
 import importlib.resources
 import io
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridgehead import names
 from bridgehead.errors import ProjectError, UsageError
@@ -24,8 +25,12 @@ from bridgehead.queue_lines import nearest
 from run_control import money
 from run_control.money import Money, Price, Unpriced
 
+if TYPE_CHECKING:
+    from run_control.live_rate import LiveRate
+
 PRICES_FILE = "prices.csv"
 STALE_DAYS = 90
+_STALE = "stale"  # how the note of such a quote begins
 LOCAL = "local"
 KAGGLE = "kaggle"
 # Of gpuhunt 0.1.34, catalogue version 2, in its order.
@@ -66,7 +71,7 @@ class Quote:
 
     @property
     def stale(self) -> bool:
-        return self.note.startswith("stale")
+        return self.note.startswith(_STALE)
 
 
 @dataclass(frozen=True)
@@ -82,11 +87,14 @@ class Terms:
     max_hours: float | None = None
     max_total: Money | None = None
     balance: Money | None = None
+    price_command: str = ""
 
     @property
     def stated(self) -> bool:
         """Whether the project says where it pays or how much: only then a launch without a price is refused."""
-        return bool(self.provider) or any((self.price_per_hour, self.max_price_per_hour, self.max_total, self.balance))
+        return bool(self.provider or self.price_command) or any(
+            (self.price_per_hour, self.max_price_per_hour, self.max_total, self.balance)
+        )
 
 
 @dataclass(frozen=True)
@@ -152,11 +160,32 @@ def read_rows(text: str, file_name: str) -> list[Row]:
     return [_row(values, f"{file_name}:{number}") for number, values in enumerate(reader, start=2)]
 
 
-def quote(terms: Terms, rows: Sequence[Row], *, gpu_memory_gb: float = 0.0, today: datetime.date) -> Quote:
-    """The price of an hour: the project's own, else the dearest row that fits what is asked for.
+def quote(
+    terms: Terms,
+    rows: Sequence[Row],
+    *,
+    gpu_memory_gb: float = 0.0,
+    today: datetime.date,
+    live: LiveRate | None = None,
+) -> Quote:
+    """The price of an hour: what the account says now, else the project's own, else a row that fits what is asked for.
 
-    The dearest, since a notebook provider chooses the shape: a cap has to hold for each that may come.
+    Of the rows with the fewest GPUs the dearest, since a notebook provider chooses the shape: a cap has to hold for
+    each that may come. When the account was asked and did not say, the note tells it, and the quote counts as stale.
     """
+    if live is not None and live.price is not None:
+        return Quote(live.price, "price_command", today.isoformat(), f"as the account says, {live.told_at()}")
+    quoted = _without_live(terms, rows, gpu_memory_gb, today)
+    if live is None:
+        return quoted
+    problem = f"price_command gave no rate: {live.problem}"
+    if isinstance(quoted.price, Unpriced):
+        reason = f"{problem}; {quoted.price.reason}"
+        return dataclasses.replace(quoted, price=Unpriced(reason, settled=quoted.price.settled))
+    return dataclasses.replace(quoted, note=f"{_STALE}: {problem}; {quoted.note}")
+
+
+def _without_live(terms: Terms, rows: Sequence[Row], gpu_memory_gb: float, today: datetime.date) -> Quote:
     if terms.price_per_hour is not None:
         return Quote(terms.price_per_hour, names.PROJECT_FILE, "", "as the project file states it")
     if not terms.provider:
@@ -177,6 +206,8 @@ def quote(terms: Terms, rows: Sequence[Row], *, gpu_memory_gb: float = 0.0, toda
         have = sorted({row.gpu for row in offered if row.gpu})
         what = f"{terms.gpu} of {gpu_memory_gb:g} GB" if gpu_memory_gb and terms.gpu in have else terms.gpu
         return Quote(Unpriced(f"no figure for {what} on {terms.provider}: {nearest(terms.gpu, have)}"))
+    fewest = min(row.gpu_count for row in fitting)
+    fitting = [row for row in fitting if row.gpu_count == fewest]
     units = {row.price.unit for row in fitting}
     if len(units) > 1:
         return Quote(
@@ -238,7 +269,7 @@ def _same_gpu(one: str, other: str) -> bool:
 
 def _quoted(row: Row, today: datetime.date) -> Quote:
     age = row.age_days(today)
-    note = f"stale: {age} days old (over {STALE_DAYS})" if age > STALE_DAYS else f"{age} days old"
+    note = f"{_STALE}: {age} days old (over {STALE_DAYS})" if age > STALE_DAYS else f"{age} days old"
     return Quote(row.price, row.source, row.as_of.isoformat(), note)
 
 

@@ -27,6 +27,14 @@ class Difference:
         return {"key": self.key, "first": self.first, "second": self.second}
 
 
+@dataclass(frozen=True)
+class Weights:
+    """Whether two runs ended with the same bits: `state` is same, different or unknown."""
+
+    state: str
+    words: str
+
+
 def spec_of(project: Project, run_id: str) -> tuple[StageSpec, RunSpec]:
     """What a run was queued as. Raises NotFoundError, and UsageError for one that was never pinned (an sh: line)."""
     with ledger_of(project) as ledger:
@@ -50,6 +58,18 @@ def diff(project: Project, first: str, second: str) -> list[Difference]:
         if one != other:
             found.append(Difference(key, one, other))
     return found
+
+
+def weights(project: Project, first: str, second: str) -> Weights:
+    """By the hash that each run's results name as weights_sha256: of every tensor's name, shape, type and bytes."""
+    known = {run_id: _weights_of(project, run_id) for run_id in (first, second)}
+    silent = [run_id for run_id, found in known.items() if not found]
+    if silent:
+        return Weights("unknown", f"not known: the results of {' and '.join(silent)} name no weights_sha256")
+    one, other = known[first], known[second]
+    if one == other:
+        return Weights("same", f"the same, bit for bit ({one[:16]})")
+    return Weights("different", f"they differ: {one[:16]} and {other[:16]}")
 
 
 def line_again(project: Project, run_id: str, made: Plan, *, keep: bool = True) -> str:
@@ -100,8 +120,13 @@ def _facts(project: Project, run_id: str) -> dict[str, str]:
     if isinstance(results, dict):
         pool = results.get("pool")
         found["results.pool"] = _text(pool.get("fingerprint")) if isinstance(pool, dict) else ""
-        found["results.weights_sha256"] = _text(results.get("weights_sha256", ""))
+    found["results.weights_sha256"] = _weights_of(project, run_id)
     return {key: value for key, value in found.items() if value}
+
+
+def _weights_of(project: Project, run_id: str) -> str:
+    results = files.read_json(project.run(run_id) / names.RESULTS)
+    return _text(results.get("weights_sha256", "")) if isinstance(results, dict) else ""
 
 
 def _record(project: Project, run_id: str) -> RunRecord | None:

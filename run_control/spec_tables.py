@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from decimal import Decimal
 from typing import Annotated, Self
 
@@ -56,6 +57,16 @@ def _inside(value: str) -> str:
     return value
 
 
+def _program(value: str) -> str:
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        raise ValueError(f"can't be split into words: {error}") from None
+    if value and not words:
+        raise ValueError("a program that prints the price of an hour, such as 3.99 USD")
+    return value
+
+
 def _on_vm(value: str) -> str:
     if value and (not value.startswith("/") or ".." in value.split("/") or not value.isprintable()):
         raise ValueError("an absolute path on the VM")
@@ -88,6 +99,7 @@ class MoneyTable(Caps):
     storage_per_gb_month: Amount | None = None
     egress_per_gb: Amount | None = None
     balance: Amount | None = None
+    price_command: Annotated[str, AfterValidator(_program)] = ""
 
     @model_validator(mode="after")
     def _one_unit(self) -> Self:
@@ -109,7 +121,7 @@ class MoneyTable(Caps):
         except ValueError as error:
             raise UsageError(str(error), hint="state prices and caps of a run in one unit") from None
         return dataclasses.replace(
-            Terms(provider=self.provider.lower(), gpu=gpu or "", max_hours=max_hours),
+            Terms(self.provider.lower(), gpu or "", max_hours=max_hours, price_command=self.price_command),
             **found,  # type: ignore[arg-type]
         )
 

@@ -17,7 +17,7 @@ from typing import Any
 from bridgehead import names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import address, cell, daemons, key_rotation, mounting, payload, takeover
+from vm_daemons import address, cell, daemons, image_packages, key_rotation, mounting, payload, takeover
 from vm_daemons.address import Addresses
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
@@ -69,10 +69,12 @@ def boot(home: VmHome, code: str) -> None:
     told = _payload(home, pairing)
     home.update_record(vm_rules=told["vm"])
     cell.say(f"store: {store_setup.settle(home, told['store'], cell.say, found=told.get('mount')) or 'NONE'}")
+    image_packages.refuse_moved(home)
     if told["requirements"]:
         from vm_daemons import requirements  # it needs pip, which a project without requirements does not
 
         requirements.install([str(line) for line in told["requirements"]], cell.say)
+        image_packages.refuse_moved(home)
     if told["from"] != _LAPTOP:
         _say_what_others_left(home)
     states = daemons.ensure(home)

@@ -1,57 +1,44 @@
 """What is looked at before a pinned run's stage starts on this VM: named checks, each pass, warn or refuse.
 
-A refusal is what would make the hours after it worth nothing: other data, other code, a GPU that was promised and is
-not there. All else is one line in the run's log at minute 0. An unpinned run (an sh: line) is not looked at.
+A refusal is what would make the hours after it worth nothing: other data, other code, another torch, a GPU that was
+promised and is not there. All else is one line in the run's log at minute 0, and what passed is one line together. An
+unpinned run (an sh: line) is not looked at. docs/preflight.md lists every check.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bridgehead import data_folder, files, identity, image, names
 from bridgehead.errors import BridgeheadError
+from bridgehead.names import StoreKind
 from bridgehead.records import RunRecord
-from vm_daemons import gauges, mounting
+from vm_daemons import export_trial, image_packages, mounting, preflight_machine
+from vm_daemons.findings import PASS, REFUSE, WARN, Finding
 from vm_daemons.home import VmHome
+from vm_daemons.preflight_machine import GB
+from vm_daemons.storage import store_choice
 
-PASS, WARN, REFUSE = "pass", "warn", "refuse"
-EXPORT_MODULES = ("onnx", "onnxscript", "onnxruntime")  # a notebook image lacks them, and an export is the last stage
-_GB = 10**9
-_LOW_BYTES = 2 * _GB
-_LOW_SHM_BYTES = 64 * 2**20  # Docker's default, at which data loaders with workers die
+STORE_PATIENCE_S = 5.0  # for the first canary of a VM that has only just booted
 _STORE_OLD_S = 300.0
-_MEMINFO = Path("/proc/meminfo")
-_HALVES = ("bf16", "bfloat16")
-_BEFORE_BF16 = ("T4", "V100", "P100", "P4", "K80", "RTX 20", "RTX20", "TITAN V")  # compute capability under 8.0
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One check: its name, how it went, what was found and what to do."""
-
-    name: str
-    state: str
-    text: str
-    hint: str = ""
-
-    def line(self) -> str:
-        return f"preflight: {self.name}: {self.text}" + (f" → {self.hint}" if self.hint else "")
+_BY_CREDENTIALS = (StoreKind.DRIVE, StoreKind.S3)
 
 
 def examine(record: RunRecord, home: VmHome, run_dir: Path) -> list[Finding]:
-    """All checks, refusals included; empty for a run that was not pinned. Never raises."""
+    """All checks, refusals included; empty for a run that was not pinned. Never raises.
+
+    The trial of an export comes last, and only when nothing refuses: it takes seconds.
+    """
     if not record.spec.pins.spec:
         return []
     found: list[Finding] = []
-    for check in (_data, _code, _image, _disks, _memory, _gpu, _store, _export):
+    machine = (preflight_machine.disks, preflight_machine.memory, preflight_machine.gpu)
+    for check in (_data, _code, _image, _torch, *machine, _store, _export):
+        if check is _export and refusal(found) is not None:
+            continue
         try:
             found += check(record, home, run_dir)
         except (OSError, BridgeheadError, ValueError, TypeError, AttributeError, KeyError) as error:
@@ -62,6 +49,13 @@ def examine(record: RunRecord, home: VmHome, run_dir: Path) -> list[Finding]:
 
 def refusal(found: list[Finding]) -> Finding | None:
     return next((finding for finding in found if finding.state == REFUSE), None)
+
+
+def log_lines(found: list[Finding]) -> list[str]:
+    """For the run's log: each warning, and in one line what passed. The refusal is told as the run's end."""
+    lines = [finding.line() for finding in found if finding.state == WARN]
+    passed = ", ".join(finding.name for finding in found if finding.state == PASS)
+    return [*lines, f"preflight: passed: {passed}"] if passed else lines
 
 
 # --- what would make the run worth nothing -----------------------------------------------------------------
@@ -96,6 +90,23 @@ def _code(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]
     if pins.exact and wanted and here != wanted:
         text = f"this VM has other code than the spec names: {here[:16]}, not {wanted[:16]}"
         yield Finding("code", REFUSE, text, "bridgehead sync, or rerun --anyway")
+    elif wanted:
+        yield Finding("code", PASS, f"{here[:16]}")
+
+
+def _torch(_record: RunRecord, home: VmHome, _run_dir: Path) -> Iterator[Finding]:
+    """Version, RECORD and files of torch and its like, against what this VM's first boot found."""
+    before = image_packages.noted(home)
+    if not before:
+        yield Finding("torch", PASS, "the image brings none of it")
+        return
+    changed = image_packages.moved(before, image_packages.look())
+    if changed:
+        text = f"moved since this VM first booted: {image_packages.told(changed)}"
+        yield Finding("torch", REFUSE, text, image_packages.hint(home))
+    else:
+        text = ", ".join(f"{name} {facts.get('version', '')}" for name, facts in sorted(before.items())[:3])
+        yield Finding("torch", PASS, f"{text}: as the image brought it")
 
 
 # --- what is told at minute 0 ------------------------------------------------------------------------------
@@ -103,93 +114,93 @@ def _code(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]
 
 def _image(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]:
     before = record.spec.pins.image
-    if not before:
+    if not set(before) & set(record.fingerprint):
         return
     decisive, _ = image.differences(before, record.fingerprint)
     if decisive:
-        yield Finding("image", WARN, f"equality bit for bit is not promised: {'; '.join(decisive)}")
-
-
-def _disks(_record: RunRecord, _home: VmHome, run_dir: Path) -> Iterator[Finding]:
-    cache = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    places = {"output": (run_dir, _LOW_BYTES), "temp": (Path(tempfile.gettempdir()), _LOW_BYTES)}
-    places |= {"cache": (Path(cache), _LOW_BYTES), "shm": (Path("/dev/shm"), _LOW_SHM_BYTES)}
-    for name, (folder, low_bytes) in places.items():
-        there = next((place for place in (folder, *folder.parents) if place.is_dir()), None)
-        free_bytes = shutil.disk_usage(there).free if there is not None else 0
-        if free_bytes < low_bytes:
-            text = f"{folder} has {free_bytes / 2**20:.0f} MiB free"
-            yield Finding(f"disk {name}", WARN, text, "num_workers=0 in data loaders" if name == "shm" else "make room")
-
-
-def _memory(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]:
-    wanted_bytes = record.spec.needs.memory_gb * _GB
-    for line in _MEMINFO.read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free_bytes = int(line.split()[1]) * 1024
-            if free_bytes < wanted_bytes:
-                text = f"{free_bytes / _GB:.1f} GB of memory are free, and the stage declares {wanted_bytes / _GB:.1f}"
-                yield Finding("memory", WARN, text, "a high-memory VM, or smaller batches")
-
-
-def _gpu(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]:
-    wanted_gb = record.spec.needs.gpu_memory_gb
-    name = str((record.spec.pins.spec.get("resources") or {}).get("gpu") or "")
-    if not wanted_gb and not name:
-        return
-    smi = shutil.which("nvidia-smi")
-    gpus = gauges.read_gpus(smi) if smi else []
-    if not gpus:
-        local = bool(os.environ.get(names.ENV_LOCAL_VM))
-        text = f"no GPU is here, and the run is for {name or f'{wanted_gb:g} GB of one'}"
-        yield Finding("gpu", WARN if local else REFUSE, text, "choose a GPU runtime, and run the cell again")
-        return
-    have = [str(gpu.get("name", "")) for gpu in gpus]
-    if name and not any(_plain(name) in _plain(text) for text in have):
         yield Finding(
-            "gpu", WARN, f"the run was priced for {name}, and this is {', '.join(have)}", "another price holds"
+            "image", WARN, f"equality bit for bit is not promised: {'; '.join(decisive)}", "rerun on its like"
         )
-    largest_gb = max(float(gpu.get("memory_total_mb") or 0) for gpu in gpus) * 2**20 / _GB
-    if largest_gb < wanted_gb:
-        yield Finding(
-            "gpu memory", REFUSE, f"{largest_gb:.1f} GB, and the stage declares {wanted_gb:g}", "a larger GPU"
-        )
-    if _asks_for_bf16(record.spec.config) and all(
-        any(_plain(old) in _plain(text) for old in _BEFORE_BF16) for text in have
-    ):
-        yield Finding("bf16", WARN, f"{', '.join(have)} has no bf16 of its own: it is emulated, slowly", "fp16 instead")
+    else:
+        yield Finding("image", PASS, "as it was: the same bits are to be expected")
 
 
 def _store(record: RunRecord, home: VmHome, _run_dir: Path) -> Iterator[Finding]:
     """By the uploader's own canary, a process apart: a dead mount would hang this one."""
-    state = files.read_json(home.state / names.VM_STORE_STATE)
-    if not isinstance(state, dict) or not state.get("kind"):
+    state = _store_state(home)
+    kind = str(state.get("kind") or "")
+    if not kind:
+        if store_choice.is_configured(home):
+            yield Finding("store", WARN, "the uploader has not looked at it yet", "see bridgehead status")
         return
+    if kind == "none":
+        yield Finding("store", WARN, "this VM has none", "checkpoints stay on it alone: [store] of the project file")
+        return
+    yield _credentials(kind, state)
     if not state.get("ok"):
         text = f"its canary did not come back: {state.get('error') or 'it was not answered yet'}"
         yield Finding("store", WARN, text, "checkpoints stay on this VM until it is well")
     elif time.time() - float(state.get("at") or 0) > _STORE_OLD_S:
         yield Finding("store", WARN, "the uploader has not looked at it for minutes", "run the cell again")
-    free_bytes, wanted_bytes = state.get("free_bytes"), record.spec.pins.stored_gb * _GB
-    if isinstance(free_bytes, int) and 0 <= free_bytes < wanted_bytes:
-        text = f"{free_bytes / _GB:.1f} GB free for checkpoints of {wanted_bytes / _GB:.1f} GB together"
-        yield Finding("store room", WARN, text, "make room, or a lower keep_checkpoints")
+    else:
+        yield Finding("store", PASS, f"{state.get('where') or kind}: a canary was written, read back and removed")
+    yield _room(record, state)
 
 
-def _export(record: RunRecord, _home: VmHome, _run_dir: Path) -> Iterator[Finding]:
+def _store_state(home: VmHome) -> dict[str, Any]:
+    """What the uploader last wrote; its first word is waited for, when there is a store."""
+    deadline = time.monotonic() + STORE_PATIENCE_S
+    while True:
+        state = files.read_json(home.state / names.VM_STORE_STATE)
+        known = isinstance(state, dict) and (state.get("ok") or state.get("error"))
+        if known or time.monotonic() > deadline or not store_choice.is_configured(home):
+            return state if isinstance(state, dict) else {}
+        time.sleep(0.1)
+
+
+def _credentials(kind: str, state: dict[str, Any]) -> Finding:
+    """By a real call: the canary's, which the store answered or refused."""
+    if kind not in _BY_CREDENTIALS:
+        return Finding("credentials", PASS, f"skipped: a store of kind {kind} needs none")
+    if state.get("denied"):
+        return Finding(
+            "credentials", WARN, str(state.get("error")), "give them at this notebook, and run the cell again"
+        )
+    if state.get("ok"):
+        return Finding("credentials", PASS, f"{kind} answered a call with them")
+    return Finding(
+        "credentials", WARN, f"nothing is known of them: {kind} did not answer", "see the check of the store"
+    )
+
+
+def _room(record: RunRecord, state: dict[str, Any]) -> Finding:
+    """Size x kept of the checkpoints, against what the store says is free."""
+    free_bytes, wanted_bytes = state.get("free_bytes"), record.spec.pins.stored_gb * GB
+    if not isinstance(free_bytes, int) or not state.get("limited", True):
+        return Finding("store room", PASS, "it tells no limit")
+    text = f"{free_bytes / GB:.1f} GB free for checkpoints of {wanted_bytes / GB:.1f} GB together"
+    if state.get("ok") and free_bytes < wanted_bytes:
+        return Finding("store room", WARN, text, "make room, or a lower keep_checkpoints")
+    return Finding("store room", PASS, text)
+
+
+def _export(record: RunRecord, home: VmHome, run_dir: Path) -> Iterator[Finding]:
+    """A tiny model, exported with the very packages of this VM.
+
+    Of a run before the export it is a warning only: what it trains is kept, and the parts can still be added.
+    """
     if not record.spec.pins.exports:
         return
-    missing = [name for name in EXPORT_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        text = f"{', '.join(missing)} can't be imported, and a stage that exports comes after this one"
-        yield Finding(
-            "export", WARN, text, f"add them to [vm] requirements in {names.PROJECT_FILE}, and run the cell again"
-        )
-
-
-def _asks_for_bf16(config: dict[str, Any]) -> bool:
-    return any(value in _HALVES for value in config.values()) or any(config.get(name) is True for name in _HALVES)
-
-
-def _plain(text: str) -> str:
-    return text.lower().replace(" ", "").replace("-", "")
+    trial = export_trial.look(home, (run_dir / names.STOP_REQUEST).exists)
+    if trial is None:
+        return
+    if trial.ok:
+        took = f" in {trial.took_s:g} s" if trial.took_s else ", looked at before"
+        yield Finding("export", PASS, f"a tiny model was exported and gave what torch gives{took}")
+        return
+    is_export = record.spec.command == f"{names.SHIPPED_COMMAND_PREFIX}{names.EXPORT}"
+    what = f"{trial.part} can't be imported" if trial.part else f"a tiny model could not be exported: {trial.error}"
+    part = f'add "{trial.part}" to' if trial.part else "correct the versions in"
+    after = "" if is_export else ", and a stage that exports comes after this one"
+    hint = f"{part} [vm] requirements in {names.PROJECT_FILE}, and run the cell again"
+    yield Finding("export", REFUSE if is_export else WARN, f"{what}{after}", hint)

@@ -2,7 +2,7 @@
 
 A notebook image brings torch, CUDA and numpy that fit each other; pip would gladly replace them and break all three.
 So what is installed becomes a constraint, pip is asked first what it would do, and a plan that moves one of them is
-refused.
+refused. image_packages looks afterwards whether that held.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead.errors import ProjectError
+from vm_daemons import image_packages
 
 try:
     from packaging.requirements import InvalidRequirement, Requirement
@@ -26,8 +27,6 @@ except ImportError:  # an image without it still has pip's own copy
     from pip._vendor.packaging.requirements import InvalidRequirement, Requirement  # type: ignore[no-redef]
     from pip._vendor.packaging.utils import canonicalize_name  # type: ignore[no-redef]
 
-_FIXED = ("torch", "torchvision", "torchaudio", "triton", "jax", "jaxlib")
-_FIXED_PREFIXES = ("nvidia-", "jax-cuda", "pytorch-triton")
 _PIP_TIMEOUT_S = 1800.0
 _CONSTRAINT = re.compile(r"The user requested \(constraint\) (\S+)")
 _WANTED = re.compile(r"^ +(.* depends on .*|The user requested (?!\(constraint\)).*)$", re.M)
@@ -66,7 +65,7 @@ def fixed_packages() -> dict[str, str]:
         name = found.metadata["Name"]
         if name:
             installed.setdefault(canonicalize_name(name), found.version)
-    fixed = {name: version for name, version in installed.items() if _is_fixed(name)}
+    fixed = {name: version for name, version in installed.items() if image_packages.is_fixed(name)}
     if "torch" in fixed and "numpy" in installed:
         fixed["numpy"] = installed["numpy"]
     return fixed
@@ -75,10 +74,6 @@ def fixed_packages() -> dict[str, str]:
 def redact(text: str) -> str:
     """Without the user and password of any URL in it."""
     return _CREDENTIALS.sub(r"\1…@", text)
-
-
-def _is_fixed(name: str) -> bool:
-    return name in _FIXED or name.startswith(_FIXED_PREFIXES)
 
 
 def _parse(line: str) -> Requirement:

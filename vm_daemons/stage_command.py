@@ -42,7 +42,7 @@ class StageCommand:
 
 def stage_command(record: RunRecord, home: VmHome, run_dir: Path, inherited: Mapping[str, str]) -> StageCommand:
     """Raises UsageError when the command can't be read or names no shipped stage."""
-    env = _scrubbed(inherited)
+    env = scrubbed(inherited)
     env.update(
         {
             names.ENV_RUN_DIR: str(run_dir),
@@ -67,7 +67,7 @@ def stage_command(record: RunRecord, home: VmHome, run_dir: Path, inherited: Map
     return StageCommand(["bash", "-c", text] if is_shell else _words(text), folder, env)
 
 
-def _scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:
+def scrubbed(inherited: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in inherited.items()

@@ -137,9 +137,8 @@ class Runner:
 
     def _refused_by_preflight(self, home: VmHome) -> bool:
         found = preflight.examine(self._record, home, self._dir)
-        for finding in found:
-            if finding.state == preflight.WARN:
-                self._say(f"--- {finding.line()}")
+        for line in preflight.log_lines(found):
+            self._say(f"--- {line}")
         refused = preflight.refusal(found)
         if refused is not None:
             self._could_not_start(refused.line())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import http.server
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from bridgehead.names import RunState
 from run_control import doctor, init, memos, preflight, views
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.project import Project
+from s3_rig import BUCKET, s3_endpoint
 
 
 def _named(project: Project) -> dict[str, Check]:
@@ -29,7 +33,8 @@ def _edit(project: Project, old: str, new: str) -> None:
 def test_what_init_makes_passes(fresh: Project) -> None:
     found = _named(fresh)
     assert {check.state for check in found.values()} == {PASS}
-    assert set(found) == {"plan", "prices", "temp", "torch", "export"}
+    assert set(found) == {"plan", "prices", "credentials", "temp", "torch", "export"}
+    assert "skipped" in found["credentials"].text
     assert not [check for check in doctor.examine(fresh.root) if check.state == REFUSE]
 
 
@@ -71,8 +76,59 @@ def test_a_bucket_without_keys_on_this_laptop_is_a_warning(fresh: Project, monke
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", names.SECRET_S3_KEY_ID, names.SECRET_S3_SECRET):
         monkeypatch.delenv(name, raising=False)
     fresh.file.write_text(fresh.file.read_text() + '\n[store]\nkind = "s3"\nbucket = "b"\n')
-    found = _named(fresh)["store"]
-    assert found.state == WARN and "no keys" in found.text and found.hint
+    found = _named(fresh)
+    assert found["credentials"].state == WARN and "no keys" in found["credentials"].text and found["credentials"].hint
+    assert "store" not in found
+
+
+class _Refuses(http.server.BaseHTTPRequestHandler):
+    """An object store that knows no such key."""
+
+    def do_PUT(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_HEAD = do_DELETE = do_PUT
+
+    def log_message(self, *_arguments: object) -> None:
+        """Not into the tests' output."""
+
+
+@pytest.fixture
+def refusing() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Refuses)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+def _with_bucket(project: Project, url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:
+    monkeypatch.setenv(names.SECRET_S3_KEY_ID, "AKIDTEST")
+    monkeypatch.setenv(names.SECRET_S3_SECRET, "hidden-secret")
+    store = f'\n[store]\nkind = "s3"\nbucket = "{BUCKET}"\nendpoint = "{url}"\nregion = "us-east-1"\n'
+    project.file.write_text(project.file.read_text() + store)
+    return _named(project)
+
+
+def test_keys_that_the_store_refuses_are_found_by_a_real_call(
+    fresh: Project, refusing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = _with_bucket(fresh, refusing, monkeypatch)
+    assert found["credentials"].state == WARN and found["credentials"].hint and "store" not in found
+    assert "hidden-secret" not in str(found)
+
+
+def test_keys_that_the_store_takes_pass_by_a_real_call(fresh: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_endpoint() as url:
+        found = _with_bucket(fresh, url, monkeypatch)
+    assert (found["credentials"].state, found["store"].state) == (PASS, PASS)
 
 
 def test_a_memo_of_the_last_weeks_is_quoted(seeded: Seeded) -> None:

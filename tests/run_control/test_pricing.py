@@ -23,9 +23,24 @@ def _quote(terms: Terms, text: str = "", **more: float) -> Quote:
 
 def test_the_table_that_comes_along_has_a_date_and_a_source_on_each_row() -> None:
     rows = pricing.catalogue()
-    assert {row.provider for row in rows} == {"colab"} and {row.price.unit for row in rows} == {"CU"}
+    assert {row.price.unit for row in rows if row.provider == "colab"} == {"CU"}
+    assert {row.price.unit for row in rows if row.provider != "colab"} == {"USD"}
     for row in rows:
-        assert row.source and row.as_of <= TODAY and row.price.amount > 0
+        assert len(row.source) > 10 and row.as_of <= TODAY and row.price.amount > 0
+
+
+@pytest.mark.parametrize(
+    ("provider", "gpu", "price"),
+    [("runpod", "H100", "3.99 USD"), ("lambda", "A10", "1.29 USD"), ("aws", "H100", "55.04 USD")],
+)
+def test_common_offers_are_quoted_by_provider_and_gpu(provider: str, gpu: str, price: str) -> None:
+    found = _quote(Terms(provider=provider, gpu=gpu))
+    assert found.price == money.parse(price) and found.as_of.startswith("2026-")
+
+
+def test_of_one_gpu_and_of_eight_the_one_is_quoted() -> None:
+    text = "x,a,20,8,A100,40,USD,2026-09-01,s\nx,b,2,1,A100,40,USD,2026-09-01,s\n"
+    assert _quote(Terms(provider="x", gpu="A100"), text).price == money.parse("2 USD")
 
 
 def test_its_columns_are_gpuhunts_and_four_more() -> None:

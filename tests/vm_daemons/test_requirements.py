@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import zipfile
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from pip_rig import PipImage, wheel
 
 from bridgehead.errors import ProjectError
 from vm_daemons import requirements
@@ -25,58 +22,21 @@ except ProjectError as error:
 """
 
 
-def wheel(folder: Path, name: str, version: str, *requires: str) -> None:
-    stem = name.replace("-", "_")
-    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
-    lines += [f"Requires-Dist: {line}" for line in requires]
-    with zipfile.ZipFile(folder / f"{stem}-{version}-py3-none-any.whl", "w") as archive:
-        archive.writestr(f"{stem}.py", "")
-        info = f"{stem}-{version}.dist-info"
-        archive.writestr(f"{info}/METADATA", "\n".join(lines) + "\n")
-        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr(f"{info}/RECORD", "")
-
-
 Install = Callable[..., str]
 
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Install:
     """A notebook image: an environment with torch 2.0 and numpy 1.0 (empty wheels), and an index of newer ones."""
-    root = tmp_path_factory.mktemp("image")
-    index = root / "index"
-    index.mkdir()
+    made = PipImage(tmp_path_factory.mktemp("image"))
     for version in ("2.0", "3.0"):
-        wheel(index, "torch", version)
-        wheel(index, "numpy", version.replace("2", "1").replace("3", "2"))
-    wheel(index, "fine", "1.0", "numpy>=1.0")
-    wheel(index, "greedy", "1.0", "torch>=3")
-    wheel(index, "loose", "1.0", "torch")
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "venv"], check=True, timeout=60)
-    python = str(root / "venv/bin/python")
-    library = Path(pytest.__file__).parents[1]  # pip of the tests' own environment, without its other packages
-    site = next((root / "venv/lib").glob("python3*")) / "site-packages"
-    for name in ("pip", "packaging"):
-        (site / name).symlink_to(library / name)
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "PIP_NO_INDEX": "1",
-        "PIP_FIND_LINKS": str(index),
-        "PIP_NO_CACHE_DIR": "1",
-    }
-
-    def run(*lines: str) -> str:
-        done = subprocess.run(
-            [python, "-c", SCRIPT, *lines], env=environment, capture_output=True, text=True, timeout=90, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    subprocess.run(
-        [python, "-m", "pip", "install", "-q", "torch==2.0", "numpy==1.0"], env=environment, check=True, timeout=90
-    )
-    return run
+        wheel(made.index, "torch", version)
+        wheel(made.index, "numpy", version.replace("2", "1").replace("3", "2"))
+    wheel(made.index, "fine", "1.0", "numpy>=1.0")
+    wheel(made.index, "greedy", "1.0", "torch>=3")
+    wheel(made.index, "loose", "1.0", "torch")
+    made.pip_install("torch==2.0", "numpy==1.0")
+    return lambda *lines: made.run(SCRIPT, *lines)
 
 
 def test_what_is_missing_is_installed_and_then_skipped(image: Install) -> None:

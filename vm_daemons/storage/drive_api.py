@@ -19,7 +19,7 @@ from typing import Any, Final
 import requests
 
 from bridgehead import files, paths
-from bridgehead.errors import BridgeheadError, NotFoundError, StoreError, UsageError, VerificationError
+from bridgehead.errors import BridgeheadError, NotFoundError, StoreDenied, StoreError, UsageError, VerificationError
 from bridgehead.names import StoreKind
 from bridgehead.records import StoreSpec
 from vm_daemons.storage.drive_auth import DriveAuth
@@ -228,7 +228,7 @@ class DriveApi:
             self.delete(self._canary)
             free_bytes, trash_bytes = self.quota()
         except BridgeheadError as error:
-            return Room(error=error.in_one_line())
+            return Room(error=error.in_one_line(), denied=isinstance(error, StoreDenied))
         except OSError as error:
             return Room(error=f"Google Drive: {error.strerror or type(error).__name__}")
         return Room(free_bytes, trash_bytes, "" if back == content else "Google Drive gave back another canary")

@@ -29,6 +29,7 @@ class Room:
     free_bytes: int | None = None
     trash_bytes: int | None = None
     error: str = ""  # empty: it took a canary, gave it back and removed it
+    denied: bool = False  # the error is about credentials: they are missing, expired or revoked
 
 
 @runtime_checkable

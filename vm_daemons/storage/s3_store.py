@@ -15,7 +15,7 @@ from pathlib import Path
 from urllib.parse import unquote_plus
 
 from bridgehead import names, paths
-from bridgehead.errors import BridgeheadError, NotFoundError, StoreError, UsageError, VerificationError
+from bridgehead.errors import BridgeheadError, NotFoundError, StoreDenied, StoreError, UsageError, VerificationError
 from bridgehead.records import StoreSpec
 from vm_daemons.storage import s3_download, s3_xml
 from vm_daemons.storage.objects import Room, Stored
@@ -127,7 +127,7 @@ class S3Store:
             back = self._quick.ask("GET", key, max_bytes=len(data)).body
             self._quick.ask("DELETE", key)
         except BridgeheadError as error:
-            return Room(error=error.in_one_line())
+            return Room(error=error.in_one_line(), denied=isinstance(error, StoreDenied))
         return Room(error="" if back == data else f"{self.where} gives back other bytes than it was given")
 
     # --- inside ------------------------------------------------------------------------------------

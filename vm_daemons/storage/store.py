@@ -20,7 +20,15 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import checkpoints, files, names, paths
-from bridgehead.errors import BridgeheadError, NotFoundError, StoreError, SupersededError, UsageError, VerificationError
+from bridgehead.errors import (
+    BridgeheadError,
+    NotFoundError,
+    StoreDenied,
+    StoreError,
+    SupersededError,
+    UsageError,
+    VerificationError,
+)
 from bridgehead.names import CheckpointLevel
 from bridgehead.records import CheckpointInfo, ExitRecord, RunRecord
 from vm_daemons.home import VmHome
@@ -67,11 +75,14 @@ class Store:
         return found
 
     def probe(self) -> dict[str, Any]:
-        """For the heartbeat: path, ok, free_bytes, error. Never raises; may hang as long as the store does."""
+        """For the heartbeat and the preflight: path, ok, free_bytes, error, kind, trash_bytes, `denied` (the error is
+        about credentials), `limited` (it says how much is free). Never raises; may hang as long as the store does.
+        """
         try:
             objects = self.objects()
         except BridgeheadError as error:
-            return {"path": "", "ok": False, "free_bytes": 0, "error": error.in_one_line()}
+            denied = isinstance(error, StoreDenied)
+            return {"path": "", "ok": False, "free_bytes": 0, "error": error.in_one_line(), "denied": denied}
         room = objects.probe()
         return {
             "path": objects.where,
@@ -80,6 +91,8 @@ class Store:
             "error": room.error,
             "kind": objects.kind,
             "trash_bytes": room.trash_bytes,
+            "denied": room.denied,
+            "limited": room.free_bytes is not None,
         }
 
     def mirror(self, run_dir: Path) -> CheckpointInfo | None:

@@ -1,7 +1,8 @@
 """state/store.json: how the store is. The uploader writes it from its main thread, the status daemon reads it.
 
-    {"v", "number", "at", "kind", "where", "path", "ok", "free_bytes", "trash_bytes", "error", "ok_since", "ill_since",
-     "trouble", "warning", "confirm_trouble", "payload", "note", "beat_number", "superseded": [{"run_id", "attempt"}]}
+    {"v", "number", "at", "kind", "where", "path", "ok", "free_bytes", "limited", "trash_bytes", "error", "denied",
+     "ok_since", "ill_since", "trouble", "warning", "confirm_trouble", "payload", "note", "beat_number",
+     "superseded": [{"run_id", "attempt"}]}
 
 `number` grows with each writing, so that a reader tells a hung or dead uploader by its own clock alone.
 """
@@ -61,6 +62,7 @@ class Health:
         free_bytes, trash_bytes = self.account
         if free_bytes is not None:  # what goes through a mount needs room on both sides
             seen["free_bytes"] = min(free_bytes, seen.get("free_bytes") or free_bytes)
+            seen["limited"] = True
         if trash_bytes is not None:
             seen["trash_bytes"] = trash_bytes
         return seen
