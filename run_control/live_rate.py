@@ -7,7 +7,6 @@ What it says comes before price_per_hour and the table. When it says nothing, th
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -38,7 +37,7 @@ class LiveRate:
         return time.strftime("%Y-%m-%d %H:%M", time.localtime(self.at))
 
 
-_kept: dict[tuple[Path, str, str, str], LiveRate] = {}
+_kept: dict[tuple[Path, tuple[str, ...], str, str], LiveRate] = {}
 
 
 def of(root: Path, terms: Terms) -> LiveRate | None:
@@ -63,7 +62,7 @@ def ask(root: Path, terms: Terms) -> LiveRate:
 
 
 def _output(root: Path, terms: Terms) -> str:
-    words = shlex.split(terms.price_command)
+    words = terms.price_command
     program = shutil.which(words[0]) or str(root / words[0])
     told = {names.ENV_PROVIDER: terms.provider, names.ENV_GPU: terms.gpu}
     with tempfile.TemporaryFile() as said:  # not a pipe: what it leaves in the background may keep it open for long

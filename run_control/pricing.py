@@ -87,7 +87,7 @@ class Terms:
     max_hours: float | None = None
     max_total: Money | None = None
     balance: Money | None = None
-    price_command: str = ""
+    price_command: tuple[str, ...] = ()  # a program that prints the rate, and its words
 
     @property
     def stated(self) -> bool:

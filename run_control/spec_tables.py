@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import shlex
 from decimal import Decimal
 from typing import Annotated, Self
 
@@ -12,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from bridgehead.errors import UsageError
 from run_control import money
+from run_control.command_words import words_of
 from run_control.money import Money
 from run_control.pricing import Terms
 
@@ -57,16 +57,6 @@ def _inside(value: str) -> str:
     return value
 
 
-def _program(value: str) -> str:
-    try:
-        words = shlex.split(value)
-    except ValueError as error:
-        raise ValueError(f"can't be split into words: {error}") from None
-    if value and not words:
-        raise ValueError("a program that prints the price of an hour, such as 3.99 USD")
-    return value
-
-
 def _on_vm(value: str) -> str:
     if value and (not value.startswith("/") or ".." in value.split("/") or not value.isprintable()):
         raise ValueError("an absolute path on the VM")
@@ -99,7 +89,7 @@ class MoneyTable(Caps):
     storage_per_gb_month: Amount | None = None
     egress_per_gb: Amount | None = None
     balance: Amount | None = None
-    price_command: Annotated[str, AfterValidator(_program)] = ""
+    price_command: Annotated[list[str], BeforeValidator(words_of)] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _one_unit(self) -> Self:
@@ -121,7 +111,7 @@ class MoneyTable(Caps):
         except ValueError as error:
             raise UsageError(str(error), hint="state prices and caps of a run in one unit") from None
         return dataclasses.replace(
-            Terms(self.provider.lower(), gpu or "", max_hours=max_hours, price_command=self.price_command),
+            Terms(self.provider.lower(), gpu or "", max_hours=max_hours, price_command=tuple(self.price_command)),
             **found,  # type: ignore[arg-type]
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import shlex
+import json
 import sys
 import time
 from pathlib import Path
@@ -22,8 +22,8 @@ HEAD = "provider,instance_name,price,gpu_count,gpu_name,gpu_memory,unit,as_of,so
 TODAY = datetime.date(2026, 11, 30)
 
 
-def _command(code: str) -> str:
-    return shlex.join([sys.executable, "-c", code])
+def _command(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
 
 
 def _quote(terms: Terms, live: LiveRate, text: str = "lab,a,2,1,T4,15,USD,2026-11-01,seen\n") -> Quote:
@@ -57,7 +57,7 @@ def test_what_is_no_rate_is_told_without_what_it_printed(
 
 
 def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
-    found = live_rate.ask(tmp_path, Terms(price_command="no-such-program-here"))
+    found = live_rate.ask(tmp_path, Terms(price_command=("no-such-program-here",)))
     assert found.price is None and found.problem
 
 
@@ -81,14 +81,17 @@ def test_when_it_says_none_the_table_holds_and_counts_as_stale() -> None:
 
 
 def test_when_nobody_says_one_it_is_unpriced_with_both_reasons() -> None:
-    found = _quote(Terms(provider="lab", gpu="H9", price_command="x"), LiveRate(None, "it ended with 1", time.time()))
+    found = _quote(
+        Terms(provider="lab", gpu="H9", price_command=("x",)), LiveRate(None, "it ended with 1", time.time())
+    )
     assert isinstance(found.price, Unpriced) and not found.price.settled
     assert "it ended with 1" in found.price.reason and "no figure for H9" in found.price.reason
 
 
 def test_a_launch_is_planned_with_it_and_a_cap_in_another_unit_is_refused(fresh: Project) -> None:
     text = fresh.file.read_text()
-    table = f'\n[money]\nmax_hours = 2\nprice_command = """{_command("print(1.5, chr(85) + chr(83) + chr(68))")}"""\n'
+    words = json.dumps(_command("print('1.5 USD')"))
+    table = f"\n[money]\nmax_hours = 2\nprice_command = {words}\n"
     fresh.file.write_text(text + table)
     whole = project_file.load_whole(fresh.root)
     request = plan.PinRequest(whole.view.stages["pretrain"], {})
