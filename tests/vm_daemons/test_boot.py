@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from bridge_client import LiveBridge, live_bridge
-from bridgehead import names
-from bridgehead.errors import PairingError
+from bridgehead import files, names
+from bridgehead.errors import PairingError, ProjectError
 from bridgehead.pairing import Pairing
 from vm_daemons import boot, cell, daemons, payload
 from vm_daemons.boot import CellError
@@ -61,6 +61,19 @@ def test_a_second_boot_keeps_the_vms_name(live: LiveBridge, home: VmHome) -> Non
     first = home.record()["vm_id"]
     boot.boot(home, _code(live))
     assert home.record()["vm_id"] == first
+
+
+def test_a_vm_whose_torch_has_moved_does_not_start_its_daemons(
+    live: LiveBridge, home: VmHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boot.boot(home, _code(live))
+    path = home.state / names.VM_IMAGE_PACKAGES
+    packages = files.read_json(path)["packages"]
+    files.write_json(path, {"packages": {**packages, "torch": {**packages["torch"], "version": "0.0.1"}}})
+    monkeypatch.setattr(daemons, "ensure", lambda _: pytest.fail("started"))
+    with pytest.raises(ProjectError, match=r"torch 0\.0\.1 → ") as caught:
+        boot.boot(home, _code(live))
+    assert "fresh VM" in caught.value.hint and str(path) in caught.value.hint
 
 
 def test_files_that_are_being_saved_just_now_are_waited_for(
