@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -41,6 +42,7 @@ class PipImage:
         self._environment = {
             "PATH": "/usr/bin:/bin",
             "PYTHONPATH": str(ROOT),
+            "PIP_CONFIG_FILE": os.devnull,  # this machine's own settings have no say
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": str(self.index),
             "PIP_NO_CACHE_DIR": "1",
