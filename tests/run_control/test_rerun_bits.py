@@ -57,7 +57,7 @@ def _ran(project: Project, *words: str) -> str:
     wait_until(lambda: len(views.runs(project)) > len(known), 60, what="the run in the ledger")
     [run_id] = {view.run_id for view in views.runs(project)} - known
     wait_until(lambda: views.run(project, run_id).state in (RunState.DONE, RunState.FAILED), 90, what="its end")
-    assert views.run(project, run_id).state is RunState.DONE
+    assert views.run(project, run_id).state == RunState.DONE
     wait_until((project.run(run_id) / names.RESULTS).exists, 60, what="its results")
     return run_id
 
