@@ -28,6 +28,8 @@ class PanelTab:
     def open(self) -> PanelTab:
         """Load the page; where there is a notebook also run the cell, by the keys that a person presses."""
         self.page.goto(self.url)
+        asks = self.page.locator(".jp-Dialog", has_text="Select Kernel")  # of who runs a cell before there is one
+        self.page.add_locator_handler(asks, lambda dialog: dialog.locator(".jp-mod-accept").click())
         if self.is_notebook:
             self.run_cell()
         return self
@@ -41,8 +43,8 @@ class PanelTab:
 
     def await_kernel(self) -> None:
         """The status bar says so; the notebook's own sign says idle before there is a kernel, too."""
-        if "/notebooks/" in self.url:  # no status bar; the sign beside the kernel's name has its word in the title
-            self.page.locator(".jp-Toolbar-kernelStatus[title*='Idle'], [data-status='idle']").first.wait_for()
+        if "/notebooks/" in self.url:  # Notebook 7 has no status bar; it names the kernel once it has one
+            self.page.locator(".jp-KernelName").get_by_text("Bridgehead").first.wait_for()
             return
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 

@@ -12,6 +12,7 @@ from panel_tab import WAIT_MS, PanelTab
 from playwright.sync_api import expect
 
 from run_control import panel_server
+from support import wait_until
 
 pytestmark = [
     pytest.mark.browser,
@@ -34,6 +35,8 @@ def test_a_run_is_queued_and_stopped_and_a_reload_shows_it_again(panel: PanelTab
     run_id = rig.await_run("train", 0)
     panel.expect_text("queue", "run:train steps=40")
     panel.save()
+    saved = rig.project.root / panel_server.NOTEBOOK
+    wait_until(lambda: "widget-view" in saved.read_text(), 60, what="the saved notebook")
     panel.page.reload()
     panel.expect_live()
     panel.choose(run_id)
