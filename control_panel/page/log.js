@@ -207,7 +207,9 @@ class Log {
 
   scrolled() {
     const top = this.view.scrollTop;
-    if (this.follow && Math.abs(top - this.wanted) > 2 && top < this.sized - this.height - 2) this.setFollow(false, true);
+    // Asked of the box itself: while it grows, what we know of its height is a frame behind, and nobody has scrolled.
+    const away = this.follow && Math.abs(top - this.wanted) > 2 && top < this.view.scrollHeight - this.view.clientHeight - 2;
+    if (away) this.setFollow(false, true);
     this.top = top;
     this.app.schedule("rows");
   }

@@ -297,6 +297,16 @@ def test_the_log_follows_until_the_reader_scrolls_up_and_end_goes_back(night: Pa
     expect(night.get_by_test_id("follow")).to_have_attribute("aria-pressed", "true")
 
 
+def test_a_log_that_nobody_scrolled_follows_from_the_first_look_on_and_through_a_resize(night: Page) -> None:
+    log, follow = night.get_by_test_id("log"), night.get_by_test_id("follow")
+    for size in ({"width": 1200, "height": 900}, {"width": 480, "height": 700}, {"width": 1600, "height": 1000}):
+        night.set_viewport_size(size)  # type: ignore[arg-type]
+        expect(log).to_contain_text(LINE)
+        night.evaluate("() => new Promise((done) => setTimeout(done, 300))")
+        expect(follow).to_have_attribute("aria-pressed", "true")
+    assert log.evaluate("node => node.scrollHeight - node.clientHeight - node.scrollTop") < 3
+
+
 def test_only_the_rows_in_sight_exist(page: Page) -> None:
     pages.show(page, panel_states.state("crowded"))
     expect(page.get_by_test_id("log")).to_contain_text("step=50000")
