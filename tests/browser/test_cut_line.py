@@ -58,6 +58,7 @@ def test_a_cut_is_said_and_after_it_the_panel_is_live_and_what_was_pressed_meanw
     _expect_back(panel)
     assert _lines(rig, "run:train steps=11") == 0
     panel.run("train", "steps=12")
+    rig.await_run("train", 0)
     panel.expect_text("queue", "run:train steps=12")
     assert _lines(rig, "run:train steps=12") == 1
 
