@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,20 @@ from support import wait_until
 from vm_daemons import daemons, lifetime, run_folder, run_keeper
 from vm_daemons.client import Rejected
 from vm_daemons.storage.store import Store
-from vm_run_support import log_of, python, wait_for_log
+from vm_run_support import kill_tagged, log_of, python, wait_for_log
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_keeper, "RETRY_S", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """A test that fails half-way must not leave a stage that waits for ever."""
+    yield
+    for run_dir in tmp_path.glob("vm*/runs/*"):
+        kill_tagged(run_dir)
 
 
 def fail_to_prepare(monkeypatch: pytest.MonkeyPatch, error: Exception, *, times: int) -> None:
