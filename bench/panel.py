@@ -37,7 +37,8 @@ KERNEL_GROWTH_GOAL_MB: Final = 10.0
 HEAP_GROWTH_GOAL_MB: Final = 3.0
 NODES_GROWTH_GOAL: Final = 0.01
 SERVER_GROWTH_GOAL_MB: Final = 2.0
-QUIET_AFTER_S: Final = 15.0  # after its last word a view counts as gone, see control_panel/pump.py
+QUIET_AFTER_S: Final = 80.0  # a page says that it is hidden as it closes, and is then kept for 75 s
+NAIVE_CLOSED_S: Final = 15.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Sizes:
 
     window_s: float = 40.0
     settle_s: float = 6.0
-    closed_s: float = 60.0
+    closed_s: float = 100.0
     presses: int = 20
     hour_updates: int = 14_400  # an hour at 4 a second
     hour_per_s: float = 50.0
@@ -63,7 +64,7 @@ class Seen:
     core_share: float = 0.0
     acks_s: list[float] = field(default_factory=list)
     server_growth_mb: float = 0.0
-    sent_to_nobody: int = 0
+    to_nobody_mb: float = 0.0
     sent_after_quiet: int = 0
 
     def ms(self, what: str, fraction: float) -> float:
@@ -83,7 +84,7 @@ def rows(sizes: Sizes | None = None) -> Iterator[dict[str, Any]]:
         bridge_control.start(night.project, port=0, tunnel="none")
         try:
             with panel_page.lab(night.project) as lab:
-                idle, naive, panel = (measure(lab, night, way, sizes) for way in ("rest", "naive", "panel"))
+                idle, panel, naive = (measure(lab, night, way, sizes) for way in ("rest", "panel", "naive"))
                 yield from against_naive(idle.cost, naive, panel)
                 yield from of_the_kernel(panel)
                 yield from of_the_page(idle.cost, panel)
@@ -111,7 +112,7 @@ def measure(lab: Lab, night: Night, way: str, sizes: Sizes) -> Seen:
         if way == "panel":
             seen.acks_s = tab.stop_presses(night.running[0].run_id, sizes.presses)
         if way != "rest":
-            _close(lab, tab, record, seen, sizes.closed_s if way == "panel" else min(sizes.closed_s, QUIET_AFTER_S))
+            _close(lab, tab, record, seen, sizes.closed_s if way == "panel" else min(sizes.closed_s, NAIVE_CLOSED_S))
     return seen
 
 
@@ -122,7 +123,7 @@ def _close(lab: Lab, tab: Tab, record: Path, seen: Seen, closed_s: float) -> Non
     closed = time.time()
     time.sleep(closed_s)
     seen.server_growth_mb = _rss_mb(lab.server.process.pid) - before
-    seen.sent_to_nobody = len(_records(record, "update", since=closed))
+    seen.to_nobody_mb = sum(one["bytes"] for one in _records(record, "update", since=closed)) / 1e6
     seen.sent_after_quiet = len(_records(record, "update", since=closed + QUIET_AFTER_S))
 
 
@@ -142,7 +143,7 @@ def against_naive(idle: Cost, naive: Seen, panel: Seen) -> Iterator[dict[str, An
     }
     ours, theirs = panel.ms("cpu_ms", 0.5), naive.ms("cpu_ms", 0.5)
     yield {
-        "bench": "panel: kernel time per update (CPU of the thread, median) against the same",
+        "bench": "panel: kernel time per update, CPU of the thread that sends it, median, against the same",
         "panel_ms": round(ours, 2),
         "html_ms": round(theirs, 2),
         "ratio": _ratio(ours, theirs),
@@ -190,15 +191,16 @@ def of_the_page(idle: Cost, panel: Seen) -> Iterator[dict[str, Any]]:
 
 
 def closed_tab(naive: Seen, panel: Seen) -> dict[str, Any]:
-    """After the view counts as gone nothing more is sent, so that an hour brings no more than the first minute."""
+    """Once the view counts as gone nothing more is sent, so that an hour brings no more than these minutes."""
     return {
         "bench": "panel: growth of the Jupyter server with the tab closed",
-        "mb": round(panel.server_growth_mb, 2),
-        "messages": panel.sent_to_nobody,
+        "rss_mb": round(panel.server_growth_mb, 2),
+        "sent_to_nobody_mb": round(panel.to_nobody_mb, 2),
         "messages_once_quiet": panel.sent_after_quiet,
-        "html_mb_in_15_s": round(naive.server_growth_mb, 1),
+        "html_sent_in_15_s_mb": round(naive.to_nobody_mb, 1),
+        "html_rss_mb": round(naive.server_growth_mb, 1),
         "goal": f"< {SERVER_GROWTH_GOAL_MB:g} MB, and nothing sent after {QUIET_AFTER_S:g} s",
-        "holds": panel.server_growth_mb < SERVER_GROWTH_GOAL_MB and panel.sent_after_quiet == 0,
+        "holds": max(panel.server_growth_mb, panel.to_nobody_mb) < SERVER_GROWTH_GOAL_MB and not panel.sent_after_quiet,
     }
 
 

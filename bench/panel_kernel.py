@@ -143,18 +143,19 @@ def _observed(path: str, *, memory: bool = True) -> Record:
 
 
 def _resend(source: PanelModel, shown: Any, record: Record) -> None:
-    lines: deque[str] = deque(maxlen=NAIVE_LINES)
+    lines: deque[dict[str, Any]] = deque(maxlen=NAIVE_LINES)
     seq = 0
 
     def send() -> bool:
-        shown.value = f'<pre style="height:300px;overflow:auto">{chr(10).join(lines)}</pre>'
+        text = "\n".join(f"{line['run']} {html.escape(line['text'])}" for line in lines)
+        shown.value = f'<pre style="height:300px;overflow:auto">{text}</pre>'
         return True
 
     while True:
         update = source.delta(seq, lines_max=NAIVE_LINES, text_max_bytes=1 << 30)
         if update is not None:
             seq = update["seq"]
-            lines += [f"{line['run']} {html.escape(line['text'])}" for line in update.get("lines", [])]
+            lines += update.get("lines", [])
             record.timed("update", send, bytes=lambda: len(shown.value), messages=lambda: 1)
         time.sleep(NAIVE_EVERY_S)
 

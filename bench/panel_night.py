@@ -154,7 +154,7 @@ class Night:
     def _status(self, row: CommandRow, state: RunState) -> None:
         step, now = self._steps[row.run_id], time.time()
         levels = {
-            str(level): {"step": step - back, "level": str(level), "at": now - back / 3, "size_bytes": 4 << 20}
+            str(level): {"step": step - back, "level": str(level), "at": now - back / 3, "saved_at": now - back / 3}
             for level, back in (
                 (CheckpointLevel.LOCAL, 10), (CheckpointLevel.MOUNTED, 210), (CheckpointLevel.CONFIRMED, 710),
             )

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sqlite3
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -54,6 +55,15 @@ class Cached(Generic[T]):
         return self._value
 
 
+@dataclass(frozen=True)
+class _Told:
+    """What a status file held when it bore this stamp."""
+
+    stamp: Stamp | None
+    status: Status | None
+    levels: dict[str, dict[str, Any]]
+
+
 class LiveView:
     """The ledger's newest rows and the status of each run, for one thread. `close()` when done."""
 
@@ -66,7 +76,7 @@ class LiveView:
         self._ledger: LedgerReader | None = None
         self._version: int | None = None
         self._inode = 0
-        self._status: dict[str, tuple[Stamp | None, Status | None]] = {}
+        self._status: dict[str, _Told] = {}
 
     def look(self) -> bool:
         """Read what was written since the last look. Returns whether the ledger has changed."""
@@ -80,7 +90,11 @@ class LiveView:
     def runs(self, now: float) -> list[RunView]:
         """The newest runs, oldest first."""
         rows = [row for row in self.rows if row.run_id][-RUNS_MAX:]
-        return [views.view_of(self.project, row, self._status_of(row.run_id), now, short=self.short) for row in rows]
+        told = [(row, self._status_of(row.run_id)) for row in rows]
+        return [
+            views.view_of(self.project, row, found.status, now, short=self.short, levels=found.levels)
+            for row, found in told
+        ]
 
     def vms(self, now: float) -> list[dict[str, Any]]:
         """As `views.vms`."""
@@ -110,10 +124,10 @@ class LiveView:
         self.short, self._version, self.trouble = self._ledger.no_room(), version, ""
         return True
 
-    def _status_of(self, run_id: str) -> Status | None:
+    def _status_of(self, run_id: str) -> _Told:
         known = self._status.get(run_id)
         found = stamp(self.project.run(run_id) / names.STATUS)
-        if known is None or known[0] != found:
-            known = found, views.read_status(self.project, run_id) if found is not None else None
-            self._status[run_id] = known
-        return known[1]
+        if known is None or known.stamp != found:
+            status = views.read_status(self.project, run_id) if found is not None else None
+            known = self._status[run_id] = _Told(found, status, views.levels_of(status) if status else {})
+        return known

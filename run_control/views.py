@@ -144,9 +144,15 @@ def run_view(project: Project, row: CommandRow, *, now: float | None = None, sho
 
 
 def view_of(
-    project: Project, row: CommandRow, status: Status | None, now: float, *, short: Sequence[Shortage] = ()
+    project: Project,
+    row: CommandRow,
+    status: Status | None,
+    now: float,
+    *,
+    short: Sequence[Shortage] = (),
+    levels: Mapping[str, dict[str, Any]] | None = None,
 ) -> RunView:
-    """`run_view` for who has read the status file already; None: there is none."""
+    """`run_view` for who has read the status file already; None: there is none. `levels`: its `levels_of`, if known."""
     view = RunView(
         run_id=row.run_id,
         stage=row.stage,
@@ -161,7 +167,7 @@ def view_of(
         reason=row.reason,
     )
     if status is not None:
-        view = _with_status(view, row, status, now)
+        view = _with_status(view, row, status, now, levels_of(status) if levels is None else levels)
     newest = state_words.checkpoints(view.levels, view.checkpoint)
     family = "" if row.vm_id else row.family
     waits = state_words.waits_for(project, view.state, view.vm_state, newest, family=family)
@@ -174,7 +180,9 @@ def view_of(
     return dataclasses.replace(view, waits_for=waits, cost=cost, stalled_s=stalled_s)
 
 
-def _with_status(view: RunView, row: CommandRow, status: Status, moment: float) -> RunView:
+def _with_status(
+    view: RunView, row: CommandRow, status: Status, moment: float, levels: Mapping[str, dict[str, Any]]
+) -> RunView:
     checkpoint = None
     if status.checkpoint is not None:
         age_s = max(0.0, moment - status.checkpoint.at)
@@ -192,8 +200,8 @@ def _with_status(view: RunView, row: CommandRow, status: Status, moment: float) 
         eta_s=status.eta_s if mine else None,  # of an attempt that is over: how far it came, not how long it takes
         message=status.message if mine else "",
         checkpoint=checkpoint,
-        levels=_levels(status, moment),
-        at_risk=None if view.ended or status.state in names.ENDED else _at_risk(status, moment),
+        levels={name: {**item, "age_s": round(max(0.0, moment - item["at"]), 1)} for name, item in levels.items()},
+        at_risk=None if view.ended or status.state in names.ENDED else _at_risk(status, levels, moment),
         resumed_from_step=status.resumed_from_step if mine else None,
         status_age_s=round(max(0.0, moment - status.updated), 1),
     )
@@ -236,10 +244,7 @@ def commands(project: Project, newest: int | None = None) -> list[dict[str, Any]
 def commands_of(
     project: Project, rows: Sequence[CommandRow], short: Sequence[Shortage], known: Mapping[str, RunView] | None = None
 ) -> list[dict[str, Any]]:
-    """The same for rows, and for what this laptop has no room for, that were read already.
-
-    `known`: views of runs by id, of this very moment; the other runs are looked at.
-    """
+    """The same for rows and shortages that were read already. `known`: views of runs by id, of this very moment."""
     return [_command(row, _waits_for(project, row, short, known or {})) for row in rows]
 
 
@@ -344,14 +349,9 @@ def _checkpoint(checkpoint: dict[str, Any] | None) -> str:
     return f"{checkpoint['step']} {checkpoint['level']}, {duration(checkpoint['age_s'])} ago"
 
 
-def _levels(status: Status, moment: float) -> dict[str, Any]:
-    """Each level with the age of its newest checkpoint, in seconds since it got that high."""
-    told = {}
-    for level in CheckpointLevel:
-        item = _level(status, level)
-        if item:
-            told[str(level)] = {**item, "age_s": round(max(0.0, moment - item["at"]), 1)}
-    return told
+def levels_of(status: Status) -> dict[str, dict[str, Any]]:
+    """Each level that it tells of in words that can be read: its newest checkpoint that high."""
+    return {str(level): item for level in CheckpointLevel if (item := _level(status, level))}
 
 
 def _level(status: Status, level: CheckpointLevel) -> dict[str, Any]:
@@ -365,10 +365,10 @@ def _level(status: Status, level: CheckpointLevel) -> dict[str, Any]:
     return {"v": names.RECORD_VERSION, **vars(info), "saved_at": saved_at}  # flat: to_json copies deep
 
 
-def _at_risk(status: Status, moment: float) -> dict[str, Any]:
+def _at_risk(status: Status, levels: Mapping[str, dict[str, Any]], moment: float) -> dict[str, Any]:
     """By what was confirmed; by what is mounted where nothing was, which may not have arrived. Level "": all of it."""
     for level in (CheckpointLevel.CONFIRMED, CheckpointLevel.MOUNTED):
-        item = _level(status, level)
+        item = levels.get(level)
         if item and item["saved_at"]:
             seconds = round(max(0.0, moment - item["saved_at"]), 1)
             return {"level": str(level), "seconds": seconds, "steps": max(0, status.step - item["step"])}
