@@ -60,7 +60,7 @@ def look(home: VmHome, stopped: Callable[[], bool] = lambda: False) -> Trial | N
         ok=said.get("ok") is True,
         part=str(said.get("part") or ""),
         error=str(said.get("error") or ""),
-        took_s=round(time.monotonic() - began, 1),
+        took_s=max(0.1, round(time.monotonic() - began, 1)),
     )
     if trial.ok or said.get("hung"):
         told = {"v": names.RECORD_VERSION, "fingerprint": key, "ok": trial.ok, "error": trial.error, "at": time.time()}

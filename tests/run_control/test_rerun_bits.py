@@ -64,7 +64,7 @@ def _ran(project: Project, *words: str) -> str:
 
 @pytest.mark.timeout(300)
 def test_a_rerun_on_the_same_image_ends_with_the_same_bits(fresh: Project) -> None:
-    """A real kernel, cell, bridge and torch; another seed for comparison, which must not end with the same."""
+    """A real kernel, cell, bridge and torch, with random weights, batches and dropout."""
     fresh.file.write_text(PROJECT)
     (fresh.root / "train.py").write_text(TRAIN)
     try:
@@ -73,8 +73,8 @@ def test_a_rerun_on_the_same_image_ends_with_the_same_bits(fresh: Project) -> No
         again = _ran(fresh, "rerun", first)
         told = bridgehead("diff", first, again, "--json", cwd=fresh.root).data
         assert told["weights"] == "same" and told["same"], told
-        other = _ran(fresh, "run", "train", "seed=4")
-        assert bridgehead("diff", first, other, "--json", cwd=fresh.root).data["weights"] == "different"
+        log = (fresh.run(again) / names.LOG).read_text()
+        assert "preflight: passed:" in log and " image," in log, "the rerun knows the image of the first"
     finally:
         up.down(fresh)
 
