@@ -12,6 +12,7 @@ import dataclasses
 import datetime
 import importlib.resources
 import io
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,16 @@ GPUHUNT_COLUMNS = (
 )  # fmt: skip
 OWN_COLUMNS = ("provider", "unit", "as_of", "source")
 _NEEDED = ("provider", "instance_name", "price", "unit", "as_of", "source")
+_TOO_MANY = "(more)"
 _HOURS_A_MONTH = Decimal(730)
 
 
 @dataclass(frozen=True)
 class Row:
-    """One offer. `price` is for an hour; `gpu_memory_gb` is of one GPU, 0 when the table does not say."""
+    """One offer. `price` is for an hour; `gpu_memory_gb` is of one GPU, 0 when the table does not say.
+
+    `own`: of the project's table, so that it comes before those that Bridgehead brings.
+    """
 
     provider: str
     instance: str
@@ -55,6 +60,7 @@ class Row:
     gpu_memory_gb: float
     as_of: datetime.date
     source: str
+    own: bool = False
 
     def age_days(self, today: datetime.date) -> int:
         return (today - self.as_of).days
@@ -135,21 +141,30 @@ class Estimate:
 
 def catalogue(project_root: Path | None = None) -> list[Row]:
     """All rows, the project's own first. Raises ProjectError with file, line and column."""
-    own = project_root / PRICES_FILE if project_root is not None else None
-    rows = []
-    if own is not None and own.is_file():
-        try:
-            rows = read_rows(own.read_text(encoding="utf-8-sig"), own.name)
-        except (OSError, UnicodeDecodeError) as error:
-            raise ProjectError(f"{own.name} can't be read: {error}", hint="save it as UTF-8") from None
+    rows = [] if project_root is None else _own_rows(project_root / PRICES_FILE)
     ours = importlib.resources.files("run_control").joinpath(PRICES_FILE).read_text(encoding="utf-8")
     return [*rows, *read_rows(ours, f"run_control/{PRICES_FILE}")]
 
 
+def _own_rows(path: Path) -> list[Row]:
+    """None without a file; a file that says nothing is a mistake, since somebody meant it to."""
+    if not os.path.lexists(path):
+        return []
+    if path.is_dir():
+        raise ProjectError(f"{path.name} is a folder, and no table of prices", hint="give that folder another name")
+    try:
+        rows = read_rows(path.read_text(encoding="utf-8-sig"), path.name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ProjectError(f"{path.name} can't be read: {error}", hint="save it as UTF-8") from None
+    if not rows:
+        raise ProjectError(f"{path.name}:1: there is no row under the header", hint="add one, or take the file away")
+    return [dataclasses.replace(row, own=True) for row in rows]
+
+
 def read_rows(text: str, file_name: str) -> list[Row]:
     """Raises ProjectError for an unknown or missing column, and for a value that can't be."""
-    reader = csv.DictReader(io.StringIO(text))
-    columns = reader.fieldnames or []
+    reader = csv.DictReader(io.StringIO(text), restkey=_TOO_MANY)
+    columns = _header(reader, file_name)
     known = (*GPUHUNT_COLUMNS, *OWN_COLUMNS)
     for column in columns:
         if column not in known:
@@ -157,7 +172,20 @@ def read_rows(text: str, file_name: str) -> list[Row]:
     for column in _NEEDED:
         if column not in columns:
             raise ProjectError(f"{file_name}:1: {column}: missing column", hint=f"needed: {', '.join(_NEEDED)}")
-    return [_row(values, f"{file_name}:{number}") for number, values in enumerate(reader, start=2)]
+    rows = []
+    try:
+        for values in reader:
+            rows.append(_row(values, f"{file_name}:{reader.line_num}"))
+    except csv.Error as error:
+        raise ProjectError(f"{file_name}:{reader.line_num}: not CSV: {error}", hint="one row on each line") from None
+    return rows
+
+
+def _header(reader: csv.DictReader[str], file_name: str) -> list[str]:
+    try:
+        return list(reader.fieldnames or [])
+    except csv.Error as error:
+        raise ProjectError(f"{file_name}:1: not CSV: {error}", hint=f"needed: {', '.join(_NEEDED)}") from None
 
 
 def quote(
@@ -170,8 +198,9 @@ def quote(
 ) -> Quote:
     """The price of an hour: what the account says now, else the project's own, else a row that fits what is asked for.
 
-    Of the rows with the fewest GPUs the dearest, since a notebook provider chooses the shape: a cap has to hold for
-    each that may come. When the account was asked and did not say, the note tells it, and the quote counts as stale.
+    The project's own rows come first. Of those with the fewest GPUs the dearest, since a notebook provider chooses the
+    shape: a cap has to hold for each that may come. When the account was asked and did not say, the note tells it, and
+    the quote counts as stale.
     """
     if live is not None and live.price is not None:
         return Quote(live.price, "price_command", today.isoformat(), f"as the account says, {live.told_at()}")
@@ -206,6 +235,7 @@ def _without_live(terms: Terms, rows: Sequence[Row], gpu_memory_gb: float, today
         have = sorted({row.gpu for row in offered if row.gpu})
         what = f"{terms.gpu} of {gpu_memory_gb:g} GB" if gpu_memory_gb and terms.gpu in have else terms.gpu
         return Quote(Unpriced(f"no figure for {what} on {terms.provider}: {nearest(terms.gpu, have)}"))
+    fitting = [row for row in fitting if row.own] or fitting
     fewest = min(row.gpu_count for row in fitting)
     fitting = [row for row in fitting if row.gpu_count == fewest]
     units = {row.price.unit for row in fitting}
@@ -274,6 +304,8 @@ def _quoted(row: Row, today: datetime.date) -> Quote:
 
 
 def _row(values: dict[str, Any], place: str) -> Row:
+    if _TOO_MANY in values:
+        raise ProjectError(f"{place}: more cells than columns", hint='quotes around a cell with a comma: "1,5"')
     try:
         price = money.parse(f"{values['price']} {values['unit']}")
         if price.amount == 0:

@@ -135,6 +135,12 @@ MISTAKES = {
     "a negative price": (HEAD, "c,a,-1,1,T4,15,CU,2026-09-01,s\n", ":2: .*negative"),
     "no source": (HEAD, "c,a,1,1,T4,15,CU,2026-09-01,\n", ":2: source"),
     "no date": (HEAD, "c,a,1,1,T4,15,CU,last year,s\n", ":2: "),
+    "a price with a comma": (HEAD, "c,a,1,07,1,T4,15,CU,2026-09-01,s\n", ":2: more cells than columns"),
+    "the line of the file": (
+        HEAD,
+        '\nc,a,1,1,T4,15,CU,2026-09-01,"s\ns"\nc,a,0,1,T4,15,CU,2026-09-01,s\n',
+        ":5: a price",
+    ),
     "no unit": (HEAD, "c,a,1,1,T4,15,,2026-09-01,s\n", ":2: .*no unit"),
 }
 
@@ -150,3 +156,30 @@ def test_a_mistake_in_the_table_names_file_and_line(case: str) -> None:
 def test_a_projects_own_rows_come_first(tmp_path: Path) -> None:
     (tmp_path / pricing.PRICES_FILE).write_text(HEAD + "lab,box,0.5,1,H200,141,EUR,2026-11-01,the invoice\n")
     assert pricing.catalogue(tmp_path)[0].provider == "lab" and len(pricing.catalogue(tmp_path)) > 1
+
+
+def _own_quote(root: Path, text: str, **more: float) -> Quote:
+    (root / pricing.PRICES_FILE).write_text(HEAD + text)
+    return pricing.quote(Terms(provider="colab", gpu="T4"), pricing.catalogue(root), today=TODAY, **more)
+
+
+@pytest.mark.parametrize("price", ["0.5 CU", "2.5 CU", "0.3 USD"])
+def test_an_own_row_holds_although_ours_is_dearer_or_in_another_unit(tmp_path: Path, price: str) -> None:
+    amount, unit = price.split()
+    found = _own_quote(tmp_path, f"colab,my-t4,{amount},,T4,,{unit},2026-11-20,x\n")
+    assert found.price == money.parse(price) and found.source == "x"
+
+
+def test_of_own_rows_the_dearest_holds_and_where_none_fits_ours_does(tmp_path: Path) -> None:
+    text = "colab,a,0.5,1,T4,8,CU,2026-11-20,x\ncolab,b,0.7,1,T4,8,CU,2026-11-20,x\n"
+    assert _own_quote(tmp_path, text).price == money.parse("0.7 CU")
+    assert _own_quote(tmp_path, text, gpu_memory_gb=12).price == money.parse("1.07 CU")
+
+
+def test_an_own_table_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ProjectError, match=r"prices.csv:1: there is no row"):
+        _own_quote(tmp_path, "")
+    (tmp_path / pricing.PRICES_FILE).unlink()
+    (tmp_path / pricing.PRICES_FILE).mkdir()
+    with pytest.raises(ProjectError, match="is a folder"):
+        pricing.catalogue(tmp_path)
