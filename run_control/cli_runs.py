@@ -95,10 +95,13 @@ def run(
     from run_control import cli_specs, commands, spec_file
 
     found = project_of(context, project)
-    if stage.endswith(spec_file.SUFFIX):
-        return cli_specs.run_file(found, stage, words or [], dry_run=dry_run, wait=wait, as_json=json)
     allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
     allow = [word for word, given in allowed.items() if given]
+    if stage.endswith((spec_file.SUFFIX, *spec_file.OTHER_SUFFIXES)):
+        beside = [*(words or []), *(["--resume"] if resume else []), *(f"--allow-{word}" for word in allow)]
+        return cli_specs.run_file(
+            found, stage, beside, unpriced=unpriced, vm=vm, dry_run=dry_run, wait=wait, as_json=json
+        )
     order = commands.order_run(found, stage, words or [], resume=resume, allow=allow, vm=vm, unpriced=unpriced)
     if dry_run:
         return cli_specs.show_plan(found, order.line, commands.plan_of(found, order), as_json=json)

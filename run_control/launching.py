@@ -69,12 +69,14 @@ def newest_inputs(project: Project, spec: StageSpec) -> dict[str, str]:
     return {row.stage: row.run_id for row in rows if row.stage in spec.after}
 
 
-def line_of_spec(project: Project, made: Plan, image: dict[str, Any] | None = None, *, keep: bool = True) -> str:
+def line_of_spec(
+    project: Project, made: Plan, image: dict[str, Any] | None = None, *, keep: bool = True, vm: str = ""
+) -> str:
     """Store the plan's spec, and say the line that runs exactly that. `image`: see pinning.store."""
     assert made.spec is not None
     if keep:
         pinning.store(project.root, made.spec, image)
-    return queue_writer.run_line(made.stage.name, [f"{SPEC_KEY}={made.spec.id[: pinning.ID_CHARACTERS]}"])
+    return queue_writer.run_line(made.stage.name, [f"{SPEC_KEY}={made.spec.id[: pinning.ID_CHARACTERS]}"], vm)
 
 
 def has_settings(whole: Whole) -> bool:

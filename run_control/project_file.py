@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import graphlib
-import json
 import re
 import tomllib
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from run_control import notify_table, toml_lines, tunnel_table
 from run_control.command_words import split_words
 from run_control.notify_spec import NotifySpec
 from run_control.notify_table import NotifyTable
-from run_control.spec_tables import DataTable, MoneyTable, StageLimits
+from run_control.spec_tables import DataTable, MoneyTable, StageLimits, places, plain_config
 from run_control.tracking.spec import TrackingSpec
 from run_control.tracking.table import TrackingTable
 from run_control.tunnel_table import TunnelTable
@@ -136,14 +135,6 @@ def _requirement(value: str) -> str:
     return value
 
 
-def _plain(value: dict[str, Any]) -> dict[str, Any]:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        raise ValueError("text, finite numbers, true/false, lists and tables; write a date as text") from None
-    return value
-
-
 def _store_kind(value: str) -> str:
     if value not in set(names.StoreKind):
         raise ValueError(f"no store of kind {value!r}; {nearest(value, names.StoreKind)}")
@@ -253,7 +244,7 @@ class _Stage(StageLimits):
     keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 3
     stop_grace_s: Annotated[float, Field(ge=0, le=3600)] = 60.0
     retries: Annotated[int, Field(ge=0, le=100)] = 2
-    config: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(default_factory=dict)
+    config: Annotated[dict[str, Any], AfterValidator(plain_config)] = Field(default_factory=dict)
 
     def spec(self, name: str) -> StageSpec:
         return StageSpec(
@@ -314,7 +305,7 @@ def _mistake(file_name: str, text: str, error: ValidationError) -> ProjectError:
     """The first mistake in the order of the file, in words."""
     found = []
     for item in error.errors(include_url=False, include_context=True, include_input=False):
-        keys = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
+        keys = places(dict(item))
         found.append((toml_lines.line_of(text, keys), keys, item))
     # A misspelt key comes before the missing one that it was meant to be.
     line, keys, item = min(found, key=lambda entry: (entry[2]["type"] == "missing", entry[0]))

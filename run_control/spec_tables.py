@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
+from collections.abc import Iterator
 from decimal import Decimal
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -18,6 +20,7 @@ from run_control.pricing import Terms
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}\Z")
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}\Z")
 _SHOWN = 5
+_PLAIN = "text, finite numbers, true/false, lists and tables; write a date as text"
 Member = int | str
 
 
@@ -51,6 +54,42 @@ def _tag(value: str) -> str:
     return value
 
 
+class NotPlainError(ValueError):
+    """`keys` lead from the config to the value."""
+
+    def __init__(self, message: str, keys: tuple[str, ...]) -> None:
+        super().__init__(message)
+        self.keys = keys
+
+
+def plain_config(value: dict[str, Any]) -> dict[str, Any]:
+    """A config as JSON can hold it: anything else would reach the run as another value than was written.
+
+    Raises NotPlainError, which says which of its keys it is (see `places`).
+    """
+    for keys, item in _leaves(value, ()):
+        plain = item is None or isinstance(item, str | bool | int)
+        if not plain and not (isinstance(item, float) and math.isfinite(item)):
+            raise NotPlainError(f"{str(item)[:40]} does not fit: {_PLAIN}", keys)
+    return value
+
+
+def places(item: dict[str, Any]) -> list[str]:
+    """The keys that lead to a mistake that pydantic found."""
+    keys = [str(part) for part in item["loc"] if not str(part).startswith("function-")]
+    error = item.get("ctx", {}).get("error")
+    return [*keys, *error.keys] if isinstance(error, NotPlainError) else keys
+
+
+def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
+    if inner is None:
+        yield at, value
+        return
+    for key, item in inner:
+        yield from _leaves(item, (*at, str(key)))
+
+
 def _inside(value: str) -> str:
     if value.startswith("/") or "\\" in value or ".." in value.split("/") or not value.isprintable():
         raise ValueError("a path inside the project folder")
@@ -64,6 +103,7 @@ def _on_vm(value: str) -> str:
 
 
 Amount = Annotated[str, BeforeValidator(_amount)]
+Tag = Annotated[str, AfterValidator(_tag)]
 Hours = Annotated[float, BeforeValidator(_hours), Field(gt=0, le=100_000)]
 Gigabytes = Annotated[float, Field(gt=0, le=1_000_000)]
 
@@ -123,7 +163,7 @@ class StageLimits(Caps):
     checkpoint_gb: Gigabytes | None = None  # of one checkpoint
     output_gb: Gigabytes | None = None
     data: str = ""  # of [data.NAME]
-    tags: list[Annotated[str, AfterValidator(_tag)]] = Field(default_factory=list)
+    tags: list[Tag] = Field(default_factory=list)
 
 
 class DataTable(_Table):

@@ -133,6 +133,42 @@ def test_a_spec_file_is_run_by_its_name(bridgehead: Call, project: Project) -> N
     assert bridgehead("run", "arm.toml", "seed=1").code == 2
 
 
+def test_a_spec_file_starts_unpriced_for_a_reason_and_on_the_vm_that_is_named(
+    bridgehead: Call, project: Project
+) -> None:
+    _charge(project, 'provider = "colab"')
+    (project.root / "arm.toml").write_text('stage = "train"\n[resources]\ngpu = "H900"\n')
+    assert '--unpriced "why"' in bridgehead("run", "arm.toml").err
+    assert bridgehead("run", "arm.toml", "--unpriced", " ").code == 2
+    queued = bridgehead("run", "arm.toml", "--unpriced", "the lab pays", "--vm", "vm-1", "--json")
+    assert queued.code == 0 and queued.data["line"].startswith("@vm-1 run:train spec=")
+    [stored] = (project.root / names.SPECS_FOLDER).glob("*.json")
+    assert "the lab pays" in stored.read_text()
+
+
+def test_what_has_no_place_beside_a_spec_file_is_refused(bridgehead: Call, project: Project) -> None:
+    (project.root / "arm.toml").write_text('stage = "train"\n')
+    for words in (("--resume", "x"), ("--allow-code",)):
+        assert bridgehead("run", "arm.toml", *words).code == 2
+    answer = bridgehead("run", "arms/y.yaml")
+    assert answer.code == 2 and "a spec file is TOML" in answer.err and "arms/y.toml" in answer.err
+
+
+def test_a_parent_is_a_run_that_was_and_the_nearest_is_named(
+    bridgehead: Call, project: Project, ledger: Ledger
+) -> None:
+    [run_id] = _take(project, ledger, "run:train")
+    arm = project.root / "arm.toml"
+    arm.write_text(f'stage = "train"\nparents = ["{run_id[:-2]}zz"]\n')
+    answer = bridgehead("run", "arm.toml")
+    assert answer.code == 2 and "arm.toml:2: parents: no run" in answer.err and run_id in answer.err
+    arm.write_text(f'stage = "train"\nparents = ["{run_id[:-2]}"]\n')
+    line = bridgehead("run", "arm.toml", "--json").data["line"]
+    [child] = _take(project, ledger, line)
+    spec = ledger.spec_of(child)
+    assert spec is not None and list(spec.pins.spec["parents"]) == [run_id]
+
+
 def test_prices_have_age_and_source(bridgehead: Call) -> None:
     rows = bridgehead("prices", "--json").data["prices"]
     assert any(row["instance"] == "colab-t4" and row["price_per_hour"] == "1.07 CU" for row in rows)

@@ -86,7 +86,11 @@ MISTAKES = {
     "a payload outside": ('["*.py"]', '["../*"]', ":5: payload.include.0: a glob inside the project folder"),
     "a limit below none": ('include = ["*.py"]', "down_mb_s = -1", ":5: payload.down_mb_s: "),
     "a pip option": ('"seglearn==1.2.5"', '"--pre torch"', ":8: vm.requirements.0: one requirement"),
-    "a date in config": ("epochs = 40", "epochs = 1979-05-27", ":15: stages.pretrain.config: text, finite numbers"),
+    "a date in config": (
+        "epochs = 40",
+        "epochs = 1979-05-27",
+        ":16: stages.pretrain.config.epochs: 1979-05-27 does not fit",
+    ),
     "not TOML": ("cpus = 2", "cpus = ", ":12: not TOML"),
     "a misspelt table of tables": (
         "[stages.finetune]",

@@ -120,9 +120,27 @@ FILE_MISTAKES = {
     "a newer version": ("version = 1", "version = 2", "one.toml:1: version: 2", "newer Bridgehead"),
     "a version of text": ("version = 1", 'version = "1"', "one.toml:1: version", "version = 1"),
     "an unknown stage": ('"train"', '"trian"', "one.toml:2: stage: no stage 'trian'", "train"),
-    "a negative cap": ('"3 CU"', '"-3 CU"', "one.toml:9: resources.max_total: .*negative", ""),
+    "a negative cap": ('"3 CU"', '"-3 CU"', "one.toml:9: resources.max_total: .*negative", "max_total ="),
     "another unit": ('"3 CU"', '"3 USD"', "never mixed", "one unit"),
-    "no TOML": ("[config]", "[config", "one.toml:5: not TOML", ""),
+    "no TOML": ("[config]", "[config", "one.toml:5: not TOML", "key = value"),
+    "nan in the config": ("layers = 4", "n = nan", "one.toml:6: config.n: nan does not fit", "[config]"),
+    "inf far inside": ("layers = 4", "a = 1\nn = [{b = inf}]", "one.toml:7: config.n.0.b: inf", "[config]"),
+    "a date": ("layers = 4", "when = 2026-01-01", "one.toml:6: config.when: .*write a date as text", "[config]"),
+    "a tag with a space": ('["arm"]', '["a b"]', "one.toml:3: tags.0: 1 to 64 letters", "tags = "),
+    "an empty tag": ('["arm"]', '[""]', "one.toml:3: tags.0: 1 to 64 letters", "tags = "),
+    "a tag that is no list": ('["arm"]', '"arm"', "one.toml:3: tags: ", "tags = "),
+    "hours as text": (
+        "max_total",
+        'max_hours = "5h"\nmax_total',
+        "one.toml:9: resources.max_hours: hours",
+        "max_hours =",
+    ),
+    "a cap without a unit": ('"3 CU"', "5", "one.toml:9: resources.max_total: an amount", "max_total ="),
+    "no end of hours": ('max_total = "3 CU"', "max_hours = inf", "one.toml:9: resources.max_hours: ", "max_hours ="),
+    "a parent that never was": ('["arm"]', '[]\nparents = ["nosuchrun"]', "one.toml:4: parents: no run", "no run yet"),
+    "a run to begin at that never was": ('["arm"]', '[]\nresume = "x"', "one.toml:4: resume: no run 'x'", "no run yet"),
+    "no text": (ARM, " ", "one.toml:1: the file is empty", "stage ="),
+    "too deep": ("layers = 4", "n = " + "[" * 3000 + "]" * 3000, "nested too deep", "brackets"),
 }
 
 
@@ -154,6 +172,14 @@ def test_a_circle_of_spec_files_is_named(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_there_or_no_text_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
-    for name, words in (("gone.toml", "no spec file"), ("x.toml", "not UTF-8")):
-        with pytest.raises(UsageError, match=words):
+    cases = (("xx.toml", "no spec file", "x.toml"), ("x.toml", "not UTF-8", "UTF-8"), ("", "is a folder", "x.toml"))
+    for name, words, hint in cases:
+        with pytest.raises(UsageError, match=words) as caught:
             spec_file.read(tmp_path / name)
+        assert hint in caught.value.hint
+
+
+def test_the_nan_of_a_stages_config_is_told_with_its_own_line(tmp_path: Path) -> None:
+    (tmp_path / names.PROJECT_FILE).write_text(FULL + "[stages.train.config]\na = 1\nn = nan\n")
+    with pytest.raises(ProjectError, match=r":21: stages.train.config.n: nan does not fit"):
+        project_file.load(tmp_path)
