@@ -7,13 +7,18 @@ that stands where another one stood is an edit of it.
 from __future__ import annotations
 
 import difflib
+import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+from bridge.ledger_rows import TakenLine
 
 SIMILAR = 0.6  # from here on a line among several others counts as an edit of the one that it resembles
 _COMPARE_MAX = 2500  # pairs of lines; above, edits are paired in order
 _COMPARE_CHARS = 200
+BACK_S = 600.0
+_BLOCKS_MAX = 20
 
 
 @dataclass
@@ -30,6 +35,40 @@ class Changes:
         """All old lines are there, unchanged and in their order."""
         olds = list(self.same.values())
         return not self.edited and not self.removed and olds == sorted(olds)
+
+    def as_another_file(self) -> None:
+        """What looks like an edit is a new line, and the old one is gone."""
+        self.new = sorted([*self.new, *self.edited])
+        self.removed = sorted([*self.removed, *self.edited.values()])
+        self.edited = {}
+
+
+class RemovedLines:
+    """Lines that went away together, for a while: a checkout of another branch or a file put aside brings them back.
+
+    A single line that comes back is a new one, since nobody can tell; so are several after BACK_S.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._blocks: deque[tuple[float, list[TakenLine]]] = deque(maxlen=_BLOCKS_MAX)
+
+    def add(self, lines: list[TakenLine]) -> None:
+        if len(lines) > 1:
+            self._blocks.append((self._clock(), lines))
+
+    def back(self, fresh: Mapping[int, str]) -> dict[int, int]:
+        """Of these new lines (place → text) those of a block that came back whole and in its order: place → seq."""
+        places = sorted(fresh)
+        texts = [fresh[place] for place in places]
+        for block in reversed(self._blocks):
+            at, lines = block
+            wanted = [line.text for line in lines]
+            start = _find(texts, wanted) if self._clock() - at < BACK_S else -1
+            if start >= 0:
+                self._blocks.remove(block)
+                return {places[start + number]: line.seq for number, line in enumerate(lines)}
+        return {}
 
 
 def compare(old: Sequence[str], new: Sequence[str]) -> Changes:
@@ -95,3 +134,12 @@ def _edits(old: Sequence[str], new: Sequence[str], olds: list[int], news: list[i
 
 def _similarity(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one[:_COMPARE_CHARS], other[:_COMPARE_CHARS], autojunk=False).ratio()
+
+
+def _find(texts: Sequence[str], wanted: Sequence[str]) -> int:
+    """Where `wanted` stands in `texts` without a gap; -1 when it does not."""
+    first = wanted[0]
+    for start in range(len(texts) - len(wanted) + 1):
+        if texts[start] == first and list(texts[start : start + len(wanted)]) == list(wanted):
+            return start
+    return -1

@@ -28,7 +28,7 @@ from watchdog.observers.api import BaseObserver
 from bridge.ledger import Ledger
 from bridge.ledger_rows import TakenLine
 from bridge.project import LoadProject, ProjectView
-from bridge.queue_diff import Changes, compare
+from bridge.queue_diff import Changes, RemovedLines, compare
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import LINE_MAX, QueueLine, Verb, parse_line
 
@@ -138,21 +138,27 @@ class QueueReader:
         self._load_project = load_project
         self._file_name = file_name
         self._taken = ledger.taken_lines()
+        self._was_missing = False
+        self._removed = RemovedLines()
         self._complaint = ""  # the last note about the file or project as a whole; the same is not said twice
 
     def process(self, content: bytes | None | str, *, settled: bool) -> bool:
         """Take what can be taken now; True when some of it must wait. `settled`: it has not changed for a while."""
         if not isinstance(content, bytes):
+            self._was_missing = self._was_missing or content is None
             self._complain(content or f"{self._file_name} is missing; what was taken from it goes on")
             return False
         lines = _command_lines(content)
         changes = compare([line.text for line in self._taken], [line.text for line in lines])
+        if self._was_missing:  # the file is another one: what is new in it is no edit
+            changes.as_another_file()
         if not changes.only_added and not settled:
             return True
         unfinished = [place for place in changes.new if not lines[place].finished and not settled]
         waiting, project = self._wait_for_project([place for place in changes.new if place not in unfinished], lines)
         left_out = {*unfinished, *waiting}
         self._take(lines, changes, left_out, project)
+        self._was_missing = self._was_missing and bool(left_out)
         return bool(left_out)
 
     def _wait_for_project(self, places: list[int], lines: list[_Line]) -> tuple[list[int], ProjectView]:
@@ -172,18 +178,23 @@ class QueueReader:
 
     def _take(self, lines: list[_Line], changes: Changes, left_out: set[int], project: ProjectView) -> None:
         fresh = [place for place in changes.new if place not in left_out]
-        if not fresh and not changes.edited and not changes.removed and changes.only_added:
+        back = self._removed.back({place: lines[place].text for place in fresh})
+        fresh = [place for place in fresh if place not in back]
+        if not fresh and not back and not changes.edited and not changes.removed and changes.only_added:
             return
         seen = []
         for place, line in enumerate(lines):
             if place not in left_out:
                 mate = changes.same.get(place, changes.edited.get(place))
-                seen.append(TakenLine(0 if mate is None else self._taken[mate].seq, line.text))
+                known = back.get(place, 0) if mate is None else self._taken[mate].seq
+                seen.append(TakenLine(known, line.text))
         start = _common(self._taken, seen)
         rows = self._ledger.take(
             [(lines[place].number, lines[place].text) for place in fresh], project, seen=(start, seen[start:])
         )
         self._note(lines, changes)
+        self._note_back(lines, back)
+        self._removed.add([self._taken[mate] for mate in changes.removed])
         seqs = iter(row.seq for row in rows)
         self._taken = [line if line.seq else TakenLine(next(seqs), line.text) for line in seen]
 
@@ -205,6 +216,15 @@ class QueueReader:
             self._ledger.add_note(number, text)
         if len(notes) > _NOTES_MAX:
             self._ledger.add_note(0, f"{len(notes) - _NOTES_MAX} more taken lines were edited or removed")
+
+    def _note_back(self, lines: list[_Line], back: dict[int, int]) -> None:
+        if back:
+            first, last = min(back), max(back)
+            self._ledger.add_note(
+                lines[first].number,
+                f"lines {lines[first].number} to {lines[last].number} were taken before, as #{back[first]} to"
+                f" #{back[last]}, and have come back; that runs nothing. Add them once more to run them again.",
+            )
 
     def _complain(self, text: str, line_number: int = 0) -> None:
         if text != self._complaint:

@@ -16,7 +16,7 @@ from bridgehead import files, names
 from bridgehead.errors import BridgeDownError, NotFoundError, UsageError
 from bridgehead.failures.classes import INFRASTRUCTURE, facts
 from bridgehead.names import FailureClass, RunState
-from bridgehead.records import duration
+from bridgehead.records import Status, duration
 from run_control import locks
 from run_control.project import Project
 from run_control.views import RunView
@@ -44,10 +44,11 @@ def note(project: Project, view: RunView, postmortem: dict[str, Any], now: float
         memo = _load(project, failure) or _new(failure)
         if any(_key(item) == (view.run_id, view.attempt) for item in memo["incidents"]):
             return str(failure)
-        memo["incidents"] = [*memo["incidents"], _incident(view, postmortem, now)][-KEPT_INCIDENTS:]
+        memo["incidents"] = [*memo["incidents"], _incident(project, view, postmortem, now)][-KEPT_INCIDENTS:]
         memo["times"] += 1
         memo["lost_s"] = round(memo["lost_s"] + memo["incidents"][-1]["lost_s"], 1)
-        memo["first"], memo["last"] = memo["first"] or now, now
+        at = memo["incidents"][-1]["at"]
+        memo["first"], memo["last"] = min(memo["first"] or at, at), max(memo["last"], at)
         memo["symptom"] = memo["incidents"][-1]["symptom"] or memo["symptom"]
         _save(project, memo)
     return str(failure)
@@ -113,20 +114,37 @@ def _class_of(view: RunView, postmortem: dict[str, Any]) -> FailureClass:
         return FailureClass.UNKNOWN
 
 
-def _incident(view: RunView, postmortem: dict[str, Any], now: float) -> dict[str, Any]:
-    """`lost_s`: the work since the last checkpoint that a death keeps, as far as the status told."""
+def _incident(project: Project, view: RunView, postmortem: dict[str, Any], now: float) -> dict[str, Any]:
+    """`at`: when the run ended, also when the laptop heard of it hours later."""
+    status = _status(project, view)
     risk = (view.at_risk or {}).get("seconds") if view.state == RunState.LOST else None
-    kept = max((float(item.get("saved_at") or 0.0) for item in view.levels.values()), default=0.0)
-    ended_s = view.updated - kept if kept else 0.0
-    lost_s = float(risk) if isinstance(risk, int | float) else max(0.0, ended_s)
+    lost_s = float(risk) if isinstance(risk, int | float) else _lost_s(view, status)
+    at = status.ended if status is not None and 0 < status.ended <= now else now
     verdict = postmortem.get("verdict")
     evidence = verdict.get("evidence") if isinstance(verdict, dict) else None
     decisive = [item["text"] for item in evidence or [] if isinstance(item, dict) and item.get("decides")]
     symptom = decisive[0] if decisive else view.reason or ("its VM fell silent" if view.state == RunState.LOST else "")
     return {
-        "at": round(now, 3), "run_id": view.run_id, "attempt": view.attempt, "stage": view.stage, "vm_id": view.vm_id,
+        "at": round(at, 3), "run_id": view.run_id, "attempt": view.attempt, "stage": view.stage, "vm_id": view.vm_id,
         "symptom": " ".join(symptom.split())[:300], "lost_s": round(lost_s, 1),
     }  # fmt: skip
+
+
+def _status(project: Project, view: RunView) -> Status | None:
+    """What the VM last said of this attempt."""
+    with contextlib.suppress(UsageError):
+        status = Status.from_json(files.read_json(project.run(view.run_id) / names.STATUS))
+        return status if status.attempt == view.attempt else None
+    return None
+
+
+def _lost_s(view: RunView, status: Status | None) -> float:
+    """Seconds of work since the newest checkpoint: up to the last word of progress, and none past what was saved."""
+    kept_step = max((int(item.get("step") or 0) for item in view.levels.values()), default=0)
+    if status is None or not status.progress_at or (view.levels and kept_step >= view.step):
+        return 0.0
+    kept_at = max((float(item.get("saved_at") or 0.0) for item in view.levels.values()), default=0.0)
+    return max(0.0, status.progress_at - (kept_at or status.started or status.progress_at))
 
 
 def _note_help(project: Project, view: RunView, now: float) -> None:

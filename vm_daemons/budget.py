@@ -1,7 +1,7 @@
 """A run that has a cap of hours or money: near it a checkpoint is forced, seen to be safe, and then the run is stopped.
 
-In that order, and early enough: at the cap less the time that a checkpoint takes to be safe. When it is not safe by the
-cap the run is stopped all the same; a stage that is asked to stop saves once more.
+In that order, and early enough: at the cap less the time that a checkpoint takes to be safe. When it is not safe
+shortly before the cap the run is stopped all the same; a stage that is asked to stop saves once more.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vm_daemons import launch, lifetime, run_meter
 LOOK_EVERY_S = 1.0
 SAVE_UNKNOWN_S = 300.0  # how long a checkpoint takes to be safe, before one has been
 SAVE_AT_LEAST_S = 20.0
+STOP_S = 10.0  # to stop takes its time too: a stage saves once more
 _MARGIN = 2.0
 
 
@@ -51,8 +52,8 @@ class Budgets:
             line = f"--- its cap of {duration(budget_s)} of running is near: it saves, and then stops"
             files.append_line(run_dir / names.LOG, line, durable=False)
         lifetime.ask_to_save(run_dir, command.attempt)
-        safe = not (run_dir / names.SAVE_REQUEST).exists() and lifetime.in_store(run_dir)
-        if (safe or left_s <= 0) and launch.request_stop(run_dir):
+        safe = not (run_dir / names.SAVE_REQUEST).exists() and _is_safe(run_dir, command.attempt)
+        if (safe or left_s <= min(STOP_S, budget_s / 10)) and launch.request_stop(run_dir):
             why = "its checkpoint is safe" if safe else "its last checkpoint was not yet safe"
             note_reason(run_dir, f"its cap of {duration(budget_s)} of running is reached; {why}")
 
@@ -88,6 +89,19 @@ def reason(run_dir: Path) -> str:
         return (run_dir / names.STOP_REQUEST).read_text(encoding="utf-8", errors="replace").strip()[:300]
     except OSError:
         return ""
+
+
+def _is_safe(run_dir: Path, attempt: int) -> bool:
+    """Whether the store has a checkpoint that was made since it was asked for one, or whatever is newest.
+
+    A run that saves every second always has a newer one on its way.
+    """
+    if lifetime.in_store(run_dir):
+        return True
+    asked_at = lifetime.handover(run_dir, attempt).get("saving_since")
+    item = lifetime.highest(run_dir)
+    saved_at = item.get("saved_at") if item is not None else None
+    return isinstance(asked_at, int | float) and isinstance(saved_at, int | float) and saved_at >= asked_at > 0
 
 
 def _took_s(run_dir: Path) -> float | None:

@@ -248,13 +248,21 @@ def in_store(run_dir: Path) -> bool:
     newest = max((step for step in steps if step is not None), default=None)
     if newest is None:
         return True
+    item = highest(run_dir)
+    return item is not None and item.get("step", -1) >= newest
+
+
+def highest(run_dir: Path) -> dict[str, Any] | None:
+    """The newest checkpoint that is as high as this store lets one climb, as checkpoints.json has it."""
     record = files.read_json(run_dir / names.CHECKPOINT_LEVELS)
     levels = record.get("levels") if isinstance(record, dict) else None
     if not isinstance(record, dict) or not isinstance(levels, dict):
-        return False
+        return None
     wanted = CheckpointLevel.CONFIRMED if record.get("confirmed_by") else CheckpointLevel.MOUNTED
     reached = [levels.get(level) for level in (wanted, CheckpointLevel.CONFIRMED)]
-    return any(isinstance(item, dict) and item.get("step", -1) >= newest for item in reached)
+    return max(
+        (item for item in reached if isinstance(item, dict)), key=lambda item: item.get("step", -1), default=None
+    )
 
 
 def _release_state(home: VmHome) -> dict[str, Any]:

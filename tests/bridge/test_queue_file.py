@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge import queue_file
+from bridge import queue_diff, queue_file
 from bridge.ledger import Ledger
 from bridge.project import ProjectView
 from bridge.queue_diff import compare
@@ -158,6 +158,36 @@ def test_a_missing_file_changes_nothing_and_is_noted_once(editor: Editor) -> Non
     editor.save("run:pretrain\n")
     assert editor.taken() == ["run:pretrain"]
     assert len(editor.notes()) == 1 and "missing" in editor.notes()[0]
+
+
+def test_a_new_line_in_a_file_that_was_missing_is_no_edit_of_an_old_one(editor: Editor) -> None:
+    editor.save("sync:\nrun:pretrain epochs=25\n")
+    editor.save(None)
+    editor.save("run:pretrain epochs=26\n")
+    assert editor.taken() == ["sync:", "run:pretrain epochs=25", "run:pretrain epochs=26"]
+    assert not any("before it was edited" in note for note in editor.notes())
+    editor.save("run:pretrain epochs=27\n")
+    assert len(editor.taken()) == 3 and any("before it was edited" in note for note in editor.notes())
+
+
+@pytest.mark.parametrize("meanwhile", ["", "run:pretrain zz=1\n"])
+def test_lines_that_went_away_together_and_come_back_are_not_run_again(editor: Editor, meanwhile: str) -> None:
+    whole = "sync:\nrun:pretrain\nstop:pretrain\n"
+    editor.save(whole)
+    editor.save(meanwhile)
+    before = editor.taken()
+    editor.save(whole)
+    assert editor.taken() == before
+    assert "lines 1 to 3 were taken before, as #1 to #3, and have come back" in editor.notes()[-1]
+    editor.save(whole + whole)
+    assert editor.taken() == [*before, "sync:", "run:pretrain", "stop:pretrain"]
+
+
+def test_after_a_while_they_are_new_lines(editor: Editor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_diff, "BACK_S", 0.0)
+    for content in ("sync:\nstop:pretrain\n", "", "sync:\nstop:pretrain\n"):
+        editor.save(content)
+    assert len(editor.taken()) == 4
 
 
 def test_what_was_taken_is_known_after_a_restart(editor: Editor) -> None:

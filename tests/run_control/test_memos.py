@@ -56,6 +56,21 @@ def test_infrastructure_failures_are_counted_once_each_and_the_owners_own_are_no
     assert "Stale" in memo["symptom"] and "2 times" in (seeded.project.root / "memos/mount_lost.md").read_text()
 
 
+@pytest.mark.parametrize(("kept_step", "lost_s"), [(40, 0.0), (30, 60.0)])
+def test_a_memo_tells_when_it_happened_and_what_was_lost_then_not_when_it_was_heard_of(
+    seeded: Seeded, kept_step: int, lost_s: float
+) -> None:
+    run_id = _fail(seeded, "Transport endpoint is not connected\n")
+    folder = seeded.project.run(run_id)
+    told = {"run_id": run_id, "stage": "pretrain", "state": "failed", "vm_id": VM, "attempt": 1, "updated": NOW + 400}
+    times = {"started": NOW + 100, "ended": NOW + 301, "progress_at": NOW + 300, "step": 40, "total_steps": 100}
+    kept = {"step": kept_step, "epoch": 0, "size_bytes": 1, "level": "mounted", "saved_at": NOW + 240, "at": NOW + 241}
+    files.write_json(folder / names.STATUS, {"v": 1, **told, **times, "levels": {"mounted": kept}})
+    postmortems.settle(seeded.project, now=LATER)
+    [memo] = memos.all_of(seeded.project)
+    assert (memo["last"], memo["lost_s"]) == (NOW + 301, lost_s)
+
+
 def test_a_lost_vm_is_a_memo_and_the_next_good_end_is_what_helped(seeded: Seeded) -> None:
     [run_id] = seeded.take("run:pretrain")
     seeded.ledger.mark_vm_gone(VM, "dead")

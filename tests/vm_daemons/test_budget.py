@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,34 @@ def test_it_saves_then_waits_until_that_is_safe_and_then_stops(home: VmHome) -> 
     ended = exit_of(run_dir)
     assert ended.state is RunState.STOPPED and "its cap of 1h00m of running is reached" in ended.message
     assert "its checkpoint is safe" in ended.message and "is near: it saves, and then stops" in log_of(run_dir)
+
+
+def test_a_run_that_saves_all_the_time_is_stopped_once_one_made_since_then_is_safe(home: VmHome) -> None:
+    run_dir, command = _run(home, earlier_s=BUDGET_S - 200)
+    with runner(home, run_dir) as process:
+        wait_until(lambda: launch.stage_lives(run_dir), 60.0, what="the stage")
+        budgets = Budgets()
+        budgets.mind(run_dir, command, VmRules)
+        step = wait_until(lambda: _newest(run_dir), 30.0, what="the forced checkpoint")
+        (run_dir / names.CHECKPOINTS / f"step-{step + 1000:08d}").mkdir()  # a newer one, not yet in the store
+        before = {"step": step - 1, "level": "mounted", "at": 2.0, "saved_at": 1.0}
+        files.write_json(run_dir / names.CHECKPOINT_LEVELS, {"attempt": 2, "levels": {"mounted": before}})
+        budgets.mind(run_dir, command, VmRules)
+        assert not (run_dir / names.STOP_REQUEST).exists(), "that one is older than the request"
+        since = {"step": step, "level": "mounted", "at": time.time(), "saved_at": time.time()}
+        files.write_json(run_dir / names.CHECKPOINT_LEVELS, {"attempt": 2, "levels": {"mounted": since}})
+        budgets.mind(run_dir, command, VmRules)
+        assert process.wait(30) == 0
+    assert "its checkpoint is safe" in exit_of(run_dir).message
+
+
+def test_shortly_before_the_cap_it_is_stopped_since_stopping_takes_its_time(home: VmHome) -> None:
+    run_dir, command = _run(home, earlier_s=BUDGET_S - budget.STOP_S)
+    with runner(home, run_dir) as process:
+        wait_until(lambda: launch.stage_lives(run_dir), 60.0, what="the stage")
+        Budgets().mind(run_dir, command, VmRules)
+        assert process.wait(30) == 0
+    assert "was not yet safe" in exit_of(run_dir).message
 
 
 def test_at_the_cap_it_is_stopped_although_nothing_is_safe(home: VmHome) -> None:
