@@ -67,13 +67,14 @@ def find(
     seen: dict[tuple[str, bool], _Kind] = {}
     marks = _Marks()
     late = False
+    source = masks.source_lines(log.lines)
     split = max(0, len(log.lines) - LAST_LINES)
     for count, number in enumerate([*range(split, len(log.lines)), *range(split)]):
         if count % 64 == 63 and clock() > deadline:
             late = True
             break
         offset, raw = log.lines[number]
-        is_source = number > 0 and masks.is_frame(log.lines[number - 1][1])
+        is_source = number in source
         key = (_DIGITS.sub("0", raw[:400]), is_source)
         known = seen.get(key)
         if known is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from bridgehead.errors import UsageError
+from bridgehead.failures.masks import source_lines
 
 HEAD_BYTES: Final = 512 * 2**10
 TAIL_BYTES: Final = 2**20
@@ -74,8 +75,11 @@ def _middle(handle: BinaryIO, start: int, end: int, late: Callable[[], bool]) ->
         if not block:
             break
         if any(word in block for word in _TELLING):
-            for offset, line in _lines(block, at, wide=False):
-                if len(kept) < MIDDLE_LINES and any(word.decode() in line for word in _TELLING):
+            lines = list(_lines(block, at, wide=False))
+            source = source_lines(lines)  # while the frames above are still there
+            for number, (offset, line) in enumerate(lines):
+                telling = number not in source and any(word.decode() in line for word in _TELLING)
+                if telling and len(kept) < MIDDLE_LINES:
                     kept.append((offset, line))
         at += len(block)
     return kept, max(0, end - at)

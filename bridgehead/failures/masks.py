@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 _PACKAGES = re.compile(
@@ -21,9 +22,14 @@ _SETTING = re.compile(
     re.IGNORECASE,
 )
 _KEPT_KEYS = re.compile(r"exit|code\b|errno|reason|status|state|signal\b|^\s*\w*Error:|Killed:", re.IGNORECASE)
-_FRAME = re.compile(r"^(?:\[[^\]]{1,40}\]:?)?\s*File \"[^\"]+\", line \d+")
+# `before`: indentation, mostly behind a prefix of a logger's or launcher's: a rank, a time, the bars of a group.
+_FRAME = re.compile(r"^(?P<before>(?:.{0,80}?\S)?\s{2,}|\s*|\[[^\]]{1,40}\]:?\s*)File \"[^\"]+\", line \d+(?=,|\s|$)")
 _BOXED_SOURCE = re.compile(r"^.{0,40}[│|]\s*(?:❱\s*)?\d+\s*│")  # as rich prints tracebacks
+_ARROW_SOURCE = re.compile(r"^-{1,9}> ?\d+(?:\s|$)")  # as IPython prints tracebacks, with numbered lines around it
+_NUMBERED = re.compile(r"^\s+\d+(?:\s|$)")
 _FRAME_WORD = 'File "'
+_DIGITS = re.compile(r"\d")
+_AROUND_ARROW: Final = 12  # lines of source on either side of the arrow
 _WARNING = re.compile(r"\b(?:Future|Deprecation|User|Runtime|PendingDeprecation|Resource|Import)Warning\b")
 _ADVICE = re.compile(
     r"\b(?:to (?:avoid|prevent|reduce|mitigate)|in case of|if (?:you|this|it|your|there|any)\b|"
@@ -59,16 +65,47 @@ SUCCESS: Final = re.compile(
 )
 
 
-def is_frame(text: str) -> bool:
-    """Whether it names a frame of a traceback: the line after it is source code."""
-    return _FRAME_WORD in text and bool(_FRAME.match(text))
+def source_lines(lines: Sequence[tuple[int, str]]) -> set[int]:
+    """Indices of the lines that are source code in a traceback, of any way to print one. `lines`: (offset, text).
+
+    Below a frame that is whatever stands deeper than it, behind the same prefix: the exception's own line does not.
+    """
+    found: set[int] = set()
+    before: str | None = None
+    for number, (_, text) in enumerate(lines):
+        frame = _FRAME.match(text) if _FRAME_WORD in text else None
+        if frame is not None:
+            before = frame["before"]
+        elif before is not None and _is_deeper(text, before):
+            found.add(number)
+        else:
+            before = None
+        if text.startswith("-") and _ARROW_SOURCE.match(text):
+            found.update(_numbered_around(lines, number))
+    return found
+
+
+def _is_deeper(text: str, before: str) -> bool:
+    """Whether it begins as `before` does, apart from a time or a rank, and goes on with more indentation."""
+    size = len(before)
+    return text[size : size + 1] in (" ", "\t") and _DIGITS.sub("0", text[:size]) == _DIGITS.sub("0", before)
+
+
+def _numbered_around(lines: Sequence[tuple[int, str]], arrow: int) -> set[int]:
+    found = {arrow}
+    for step in (-1, 1):
+        at = arrow + step
+        while 0 <= at < len(lines) and abs(at - arrow) <= _AROUND_ARROW and _NUMBERED.match(lines[at][1]):
+            found.add(at)
+            at += step
+    return found
 
 
 def masked(text: str, *, is_source: bool = False) -> str:
-    """`text` without what is no message of the program. `is_source`: the line before it names a frame."""
-    if _PACKAGES.match(text) or (is_source and text.startswith((" ", "[")) and not _NAMES_ITSELF.search(text)):
+    """`text` without what is no message of the program. `is_source`: it is one of `source_lines`."""
+    if is_source or _PACKAGES.match(text):
         return ""
-    if _FRAME.match(text) or _BOXED_SOURCE.match(text):
+    if (_FRAME_WORD in text and _FRAME.match(text)) or _BOXED_SOURCE.match(text):
         return ""
     if _SETTING.match(text) and not _KEPT_KEYS.search(text):
         return ""

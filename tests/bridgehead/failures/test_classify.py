@@ -223,3 +223,26 @@ def test_an_error_after_which_the_program_says_that_it_goes_on_is_no_cause() -> 
 def test_source_lines_of_a_boxed_traceback_are_no_evidence() -> None:
     text = "│ ❱  298 │   raise OSError('No space left on device')      │\nValueError: something else\n"
     assert verdict(text).failure == F.USER_ERROR
+
+
+SOURCE = 'raise OSError(28, "No space left on device: CUDA out of memory Errno 28") if free < 1 else KeyError("label")'
+TRACEBACKS = {
+    "plain": f'Traceback (most recent call last):\n  File "x.py", line 3, in <module>\n    {SOURCE}\nKeyError: label\n',
+    "several lines": f'  File "x.py", line 3, in f\n    f(\n    ^^\n        {SOURCE}\n    )\nKeyError: label\n',
+    "a rank": f'[rank0]:   File "x.py", line 3, in f\n[rank0]:     {SOURCE}\n[rank0]: KeyError: label\n',
+    "a time": f'09:15:59 |   File "x.py", line 3, in f\n09:16:00 |     {SOURCE}\n09:16:00 | KeyError: label\n',
+    "a group": f'  |   File "x.py", line 3, in f\n  |     {SOURCE}\n  | KeyError: label\n',
+    "indented": f'  traceback :\n    File "x.py", line 3, in f\n      {SOURCE}\n  KeyError: label\n',
+    "IPython": f"Cell In[2], line 3\n      2 # torch.OutOfMemoryError: here\n----> 3 {SOURCE}\n\nKeyError: label\n",
+}
+
+
+@pytest.mark.parametrize("text", TRACEBACKS.values(), ids=TRACEBACKS)
+def test_source_lines_of_a_traceback_are_no_evidence(text: str) -> None:
+    found = verdict(text)
+    assert found.failure == F.USER_ERROR and not [item for item in found.evidence if item.failure == F.GPU_OOM]
+
+
+def test_the_exception_right_below_a_frame_without_source_is_evidence() -> None:
+    for frame, line in (('  File "<string>", line 1, in f', ""), ('[rank0]:   File "<string>", line 1', "[rank0]: ")):
+        assert verdict(f"{frame}\n{line}OSError: [Errno 28] No space left on device\n").failure == F.DISK_FULL

@@ -72,3 +72,11 @@ def test_when_time_is_up_the_end_of_the_log_was_looked_at_first() -> None:
     lines = log_lines.from_bytes(text.encode())
     found = find(lines, PATTERNS, limit_s=63.5, clock=lambda: float(next(ticks)))
     assert found.cut_short and found.found[0].pattern.failure == F.DISK_FULL
+
+
+def test_a_source_line_in_the_middle_of_a_huge_log_is_not_kept(tmp_path: Path) -> None:
+    trace = '  File "x.py", line 3, in f\n    raise OSError("No space left on device")\nKeyError: error here\n'
+    size = log_lines.HEAD_BYTES + log_lines.TAIL_BYTES
+    (tmp_path / "log").write_text("x\n" * (size // 2) + trace + "x\n" * (size // 2))
+    kept = [text for _, text in log_lines.read(tmp_path / "log").lines if text != "x"]
+    assert kept == ["KeyError: error here"]
