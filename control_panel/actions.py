@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import threading
 import time
@@ -19,7 +20,7 @@ from control_panel.log_text import Reader, plain
 from control_panel.presses import Press, Presses
 from control_panel.sent import Sent
 from control_panel.shapes import Artifact, HashState, QueueLine
-from run_control import commands, desktop, log_pages, plan, queue_writer, queueing, releasing, views
+from run_control import commands, desktop, log_pages, plan, queue_writer, queueing, releasing, stopping, views
 from run_control.commands import Order
 from run_control.project import Project
 
@@ -47,6 +48,7 @@ class Actions:
         self._on_check = on_check
         self._clock = clock
         self._lock = threading.Lock()
+        self._stops = threading.Lock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._presses = Presses(project.private, project.queue)
         self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Answer]] = {
@@ -104,10 +106,7 @@ class Actions:
             stage, vm, unpriced = (_text(args, name) for name in ("stage", "vm", "unpriced"))
             return [commands.order_run(project, stage, words, vm=vm, unpriced=unpriced)]
         if verb == "stop":
-            view, lines = commands.stop_lines(project, run, now=args.get("now") is True)
-            if not lines:
-                raise UsageError(f"{view.run_id} has ended already: {view.state}")
-            return [Order(line) for line in lines]
+            return self._stop_orders(run, now=args.get("now") is True)
         if verb == "resume":
             return [commands.order_resume(project, run)]
         if verb == "rerun":
@@ -121,6 +120,19 @@ class Actions:
         if verb == "release":
             return [Order(releasing.plan(project, _text(args, "vm")).line)]
         raise UsageError(f"{verb[:40]} is no line of {names.QUEUE_FILE}")
+
+    def _stop_orders(self, run: str, *, now: bool) -> list[Order]:
+        """A second line would kill what the first one lets save: only a press that says so may write it."""
+        view, lines = commands.stop_lines(self._project, run, now=now)
+        if not lines:
+            raise UsageError(f"{view.run_id} has ended already: {view.state}")
+        earlier = [] if now else stopping.asked(self._project, view.run_id)
+        if earlier:
+            raise UsageError(
+                f"{view.run_id} is already being stopped by {stopping.in_words(earlier)}",
+                hint="wait until it has saved; Kill now ends it at once and loses what came after its last checkpoint",
+            )
+        return [Order(line) for line in lines]
 
     def _plan(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         orders = self._orders(args, keep=False)
@@ -139,6 +151,11 @@ class Actions:
         return {**told, "state": "refused", "text": plain(made.refusal.message), "next": plain(made.refusal.hint)}
 
     def _queue(self, command_id: str, args: Mapping[str, Any]) -> Answer:
+        """One stop after the other, so that the second of two views sees the line of the first."""
+        with self._stops if args["verb"] == "stop" else contextlib.nullcontext():
+            return self._queue_now(command_id, args)
+
+    def _queue_now(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         press = self._presses.find(command_id)
         if press is None:
             orders = self._orders(args, keep=True)
@@ -148,6 +165,8 @@ class Actions:
         missing = self._missing(press)
         if not missing:
             return self._told_before(press)
+        if args["verb"] == "stop" and args.get("now") is not True:  # since that kernel another view may have acted
+            self._stop_orders(_text(args, "run"), now=False)
         for line in missing[:-1]:  # a stop at once is two lines: the first asks, the second kills
             queueing.submit(self._project, line, via="panel")
         return self._submit_last(press, missing[-1])

@@ -22,7 +22,7 @@ from control_panel.model import PanelModel, Update
 from control_panel.run_files import RunFiles
 from control_panel.sent import Sent
 from control_panel.shapes import Alert, Artifact, Cost, LogLine, QueueLine, Run, Vm
-from run_control import alarms, alerts, bridge_control, local_vms, money_view, project_file, views
+from run_control import alarms, alerts, bridge_control, local_vms, money_view, project_file, stopping, views
 from run_control.alerts import AlertView
 from run_control.bridge_control import LiveBridge
 from run_control.live_view import Cached, LiveView
@@ -145,7 +145,8 @@ class Feed:
         told = self._view.vms(now)
         self._live = self._bridge_now()
         stages, can, mistake = self._project_now()
-        shown, vms = [from_views.run(view, self._runs[view.run_id]) for view in paced], self._vms(told, runs)
+        stops, vms = stopping.first_lines(self._view.rows), self._vms(told, runs)
+        shown = [from_views.run(view, self._runs[view.run_id], stops.get(view.run_id)) for view in paced]
         bridge, artifacts = self._bridge_told(), self._artifacts(runs, anew=slow)
         if slow:  # it moves by cents a minute, and reads the project file and the prices
             self._cost = money_view.cost(self._project, runs, told, now)

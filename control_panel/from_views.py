@@ -30,8 +30,8 @@ _FATES: Final = {
 _URL_MAX = 300
 
 
-def run(view: RunView, found: RunFiles) -> Run:
-    """`found`: its folder here, looked at just now."""
+def run(view: RunView, found: RunFiles, stopped_by: int | None = None) -> Run:
+    """`found`: its folder here, looked at just now; `stopped_by`: number of the line that asked it to stop."""
     risk, cause = view.at_risk, found.cause(view.attempt) if view.state == RunState.FAILED else {}
     return Run(
         id=view.run_id,
@@ -62,6 +62,7 @@ def run(view: RunView, found: RunFiles) -> Run:
         message=plain(view.message),
         cost=view.cost,
         stalled_s=None if view.stalled_s is None else age(view.stalled_s),
+        stopped_by=stopped_by,
     )
 
 

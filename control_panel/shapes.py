@@ -105,6 +105,7 @@ class Run(Shape):
     message: str = ""  # what the run itself said last
     cost: dict[str, Any] | None = None  # see run_control/run_cost.py; None where the project says nothing about money
     stalled_s: float | None = None  # so long without progress, many times what is usual
+    stopped_by: int | None = None  # number of the line that asked it to stop; None while none did
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from bridgehead import names, paths
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.names import Allow
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, SPEC_KEY, Verb
-from run_control import bridge_control, launching, notebook, project_file, queue_writer, rerunning, views
+from run_control import bridge_control, launching, notebook, project_file, queue_writer, rerunning, stopping, views
 from run_control.plan import Plan
 from run_control.project import Project
 from run_control.views import RunView
@@ -112,10 +112,7 @@ def stop_lines(project: Project, text: str, *, now: bool = False) -> tuple[RunVi
     line = queue_writer.stop_line(view.run_id)
     if not now:
         return view, [line]
-    with views.ledger_of(project) as ledger:
-        rows = ledger.commands()
-    asked = any(row.verb == Verb.STOP and view.run_id in (row.argument, row.run_id) for row in rows)
-    return view, [line] if asked else [line, line]
+    return view, [line] if stopping.asked(project, view.run_id) else [line, line]
 
 
 def override_words(overrides: Mapping[str, Any]) -> list[str]:

@@ -168,6 +168,17 @@ class Ask {
   }
 }
 
+// What already asks this run to stop: a line of the queue, or a press of this page that was not refused; "" for nothing.
+function stoppedBy(run, app) {
+  const fresh = app.store.runs.get(run.id) || run;
+  if (fresh.stopped_by) return `line #${fresh.stopped_by}`;
+  const words = `stop:${run.id}`;
+  const line = app.store.whole.queue.find((one) => one.state !== "rejected" && one.line.split("; ").includes(words));
+  if (line) return line.n ? `line #${line.n}` : "a line that no bridge has taken yet";
+  const sent = [...app.link.sent.values()].some((entry) => entry.verb === "stop" && entry.args.run === run.id && ["sent", "taken"].includes(entry.state));
+  return sent ? "an earlier press" : "";
+}
+
 // Stop in two steps, in place: the first press opens this, and it closes again when nobody chooses.
 class StopAsk {
   constructor(app) {
@@ -192,16 +203,32 @@ class StopAsk {
     this.opener = opener;
     this.run = run;
     this.entry = null;
-    for (const node of [this.save, this.now]) show(node, true);
-    setText(this.no.label, "Keep running");
     setText(this.line, lineOf("stop", { run: run.id }, this.app.store));
-    const risk = riskText(run);
-    const cost = risk ? ` Killing now loses ${risk === "all of it" ? "all of it" : `${risk} of work`}.` : "";
-    setText(this.text, `The run saves a checkpoint, then ends, and can be resumed.${cost}`);
     setAttr(this.text, "data-tone", null);
     show(this.node, true);
-    this.save.focus();
+    this.ask();
+    (this.save.hidden ? this.no : this.save).focus();
     this.wait();
+  }
+
+  // What can be chosen, by what has asked it to stop so far: after one stop the next one kills.
+  ask() {
+    const run = this.app.store.runs.get(this.run.id) || this.run;
+    const by = stoppedBy(run, this.app);
+    const risk = riskText(run);
+    const loss = risk ? (risk === "all of it" ? "all of it" : `${risk} of work`) : "";
+    const held = this.node.contains(this.node.getRootNode().activeElement);
+    const ended = ENDED.has(run.state);
+    show(this.save, !by && !ended);
+    show(this.now, !ended);
+    setText(this.now.label, by ? "Kill now, without saving" : "Kill now");
+    setText(this.no.label, by ? "Let it save" : "Keep running");
+    const since = loss === "all of it" ? "all of it: no checkpoint has left its VM" : `${loss || "the work"} since its last checkpoint`;
+    const again = `It is being stopped already, by ${by}: it saves a checkpoint, then ends. A second stop kills it at once and loses ${since}.`;
+    const first = `The run saves a checkpoint, then ends, and can be resumed.${loss ? ` Killing now loses ${loss}.` : ""}`;
+    setText(this.text, ended ? `It has ended: ${stateOf(run.state)[0]}.` : by ? again : first);
+    setAttr(this.text, "data-tone", by && !ended ? "warn" : null);
+    if (held && !this.node.contains(this.node.getRootNode().activeElement)) this.no.focus();
   }
 
   wait() {
@@ -220,12 +247,13 @@ class StopAsk {
   }
 
   update(_run, store) {
-    if (!this.entry || this.node.hidden) return;
+    if (this.node.hidden) return;
+    const run = store.runs.get(this.run.id);
+    if (run && ENDED.has(run.state) && !this.closing) this.closing = setTimeout(() => this.close(true), DONE_OPEN_MS);
+    if (!this.entry) return this.ask();
     const fate = fateOf(this.entry, store);
     setText(this.line, fate.line);
     setText(this.text, fate.text);
-    const run = store.runs.get(this.run.id);
-    if (run && ENDED.has(run.state) && !this.closing) this.closing = setTimeout(() => this.close(true), DONE_OPEN_MS);
   }
 
   close(back) {

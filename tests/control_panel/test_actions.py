@@ -175,6 +175,64 @@ def test_stop_now_without_a_stop_before_is_both_lines(seeded: Seeded) -> None:
     assert _lines(seeded.project) == [f"stop:{run_id}"] * 2
 
 
+@pytest.mark.parametrize("taken", [False, True], ids=["in-the-file", "taken"])
+@pytest.mark.parametrize("first", ["stop:{run}", "stop:pretrain"])
+def test_a_second_stop_that_would_kill_the_save_is_refused_and_kill_now_is_not(
+    seeded: Seeded, first: str, taken: bool
+) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    earlier = first.format(run=run_id)
+    queue_writer.append(seeded.project.queue, [earlier])
+    if taken:
+        seeded.ledger.take([(1, earlier)], project_file.load(seeded.project.root))
+    actions = Actions(seeded.project)  # of another view: it did not send the first one
+    told = _act(actions, "stop", "save-it", run=run_id, now=False)
+    assert told["state"] == "refused" and "already being stopped by" in told["text"]
+    assert ("line #2" if taken else "no bridge has taken") in told["text"] and "Kill now" in told["next"]
+    assert _lines(seeded.project) == [earlier]
+    assert _act(actions, "stop", "kill-it", run=run_id, now=True)["state"] == "sent"
+    assert _lines(seeded.project) == [earlier, f"stop:{run_id}"]
+
+
+def test_two_views_that_press_save_then_stop_at_once_write_one_line(seeded: Seeded) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    actions, barrier, states = Actions(seeded.project), threading.Barrier(6), []
+
+    def press(number: int) -> None:
+        barrier.wait()
+        states.append(_act(actions, "stop", f"view-{number}", run=run_id, now=False)["state"])
+
+    threads = [threading.Thread(target=press, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert _lines(seeded.project) == [f"stop:{run_id}"]
+    assert sorted(states) == ["refused"] * 5 + ["sent"]
+
+
+def test_a_save_then_stop_that_comes_again_after_another_views_stop_kills_nothing(
+    seeded: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    real = queue_writer.append
+
+    def dies(path: Path, lines: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue_writer, "append", dies)
+    with pytest.raises(KeyboardInterrupt):
+        _act(Actions(seeded.project), "stop", "one-press", run=run_id)
+    monkeypatch.setattr(queue_writer, "append", real)
+    restarted = Actions(seeded.project)
+    assert _act(restarted, "stop", "other-press", run=run_id)["state"] == "sent"
+    assert _act(restarted, "stop", "one-press", run=run_id)["state"] == "refused"
+    assert _lines(seeded.project) == [f"stop:{run_id}"]
+
+
 def test_a_run_that_has_ended_is_not_stopped_and_can_be_resumed(seeded: Seeded) -> None:
     [run_id] = seeded.take("run:pretrain epochs=4")
     actions = Actions(seeded.project)

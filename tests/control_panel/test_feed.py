@@ -116,6 +116,14 @@ def test_a_run_is_shown_with_its_curve_its_log_and_its_checkpoints(seeded: Seede
     assert taken["log"][0]["run"] == run_id and taken["log"][0]["vm"] == VM
 
 
+def test_a_run_that_was_asked_to_stop_names_the_first_line_that_did(seeded: Seeded, rig: Rig) -> None:
+    run_id = _started(seeded)
+    assert rig.look()["runs"][0]["stopped_by"] is None
+    project = project_file.load(seeded.project.root)
+    seeded.ledger.take([(2, "stop:pretrain"), (3, f"stop:{run_id}")], project)
+    assert rig.look()["runs"][0]["stopped_by"] == 2
+
+
 def test_while_nothing_happens_nothing_is_told(seeded: Seeded, rig: Rig) -> None:
     run_id = _started(seeded)
     seeded.status(run_id)

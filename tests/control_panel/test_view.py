@@ -215,6 +215,23 @@ def test_a_vm_anywhere_is_given_back_after_its_plan_was_shown(night: Page) -> No
     expect(night.get_by_test_id("release-colab-z")).to_be_hidden()
 
 
+def test_after_one_stop_the_box_offers_only_the_kill_and_says_what_it_loses(night: Page) -> None:
+    choose(night, "finetune-03")
+    night.get_by_test_id("stop").click()
+    runs = [one for one in panel_states.state("overnight")["runs"] if one["id"] == "finetune-03"]
+    pages.feed(night, patch(runs=[{**runs[0], "stopped_by": 19}]))  # by another tab, while this box is open
+    box = night.get_by_test_id("stop-ask")
+    expect(box).to_contain_text("being stopped already, by line #19")
+    expect(box).to_contain_text("A second stop kills it at once and loses 3 min of work since its last checkpoint")
+    expect(night.get_by_test_id("stop-save")).to_be_hidden()
+    expect(night.get_by_test_id("stop-now")).to_have_text("Kill now, without saving")
+    expect(night.get_by_test_id("stop-cancel")).to_be_focused()
+    night.get_by_test_id("stop-cancel").click()
+    night.get_by_test_id("stop").click()
+    expect(night.get_by_test_id("stop-save")).to_be_hidden()
+    assert pages.commands(night, "stop") == []
+
+
 # --- a press whose answer was lost -----------------------------------------------------------------
 
 
@@ -238,7 +255,8 @@ def test_after_a_restart_the_page_asks_what_became_of_a_press_and_sends_it_only_
     expect(night.get_by_test_id("ack")).to_contain_text("#19")
     night.get_by_test_id("stop-cancel").click()
     night.get_by_test_id("stop").click()
-    night.get_by_test_id("stop-save").click()  # now it is another press
+    expect(night.get_by_test_id("stop-save")).to_be_hidden()  # it has been asked to save
+    night.get_by_test_id("stop-now").click()  # another press
     assert len({one["id"] for one in pages.commands(night, "stop")}) == 2
 
 
