@@ -8,6 +8,7 @@ RECORD, and the sizes of its files with the contents of the small Python ones.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import hashlib
 import importlib.metadata
@@ -36,13 +37,14 @@ def noted(home: VmHome) -> Noted:
 
 
 def refuse_moved(home: VmHome) -> None:
-    """Note the packages at the first call; raise ProjectError when one has moved since. Raises OSError.
+    """Note the packages at the first call; raise ProjectError when one has moved since.
 
     The note is of this VM and stays: a second run of the cell does not take what an install has moved for the image.
     """
     before, path = noted(home), home.state / names.VM_IMAGE_PACKAGES
     if not before:
-        files.write_json(path, {"v": names.RECORD_VERSION, "packages": look()})
+        with contextlib.suppress(OSError):  # a full disk is no reason not to boot; the next one notes them
+            files.write_json(path, {"v": names.RECORD_VERSION, "packages": look()})
         return
     changed = moved(before, look())
     if changed:
