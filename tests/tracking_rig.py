@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,26 @@ from run_control.tracking.feeder import Feed, Feeder
 
 SINK = Path(__file__).with_name("tracking_sink.py")
 AT = 1_700_000_000.0
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[str]:
+    """The address of a server that takes connections and never answers."""
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def accept() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    held.append(server.accept()[0])
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+    for connection in held:
+        connection.close()
 
 
 def progress(folder: Path, step: int, *, attempt: int = 1, **metrics: float) -> None:

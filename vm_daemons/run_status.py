@@ -17,6 +17,7 @@ from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRec
 from vm_daemons import run_meter
 
 TAIL_BYTES = 64 * 1024  # of progress.jsonl: some 300 events
+METRICS_MAX = 100  # in a status; of more names the newest
 
 
 def compose(run_dir: Path, levels: Mapping[str, Any], now: float) -> Status:
@@ -43,7 +44,7 @@ def compose(run_dir: Path, levels: Mapping[str, Any], now: float) -> Status:
         total_steps=_int(last.get("total_steps")),
         epoch=_int(last.get("epoch")),
         total_epochs=_int(last.get("total_epochs")),
-        metrics=_metrics(last.get("metrics")),
+        metrics=_latest(before, seen.progress),
         eta_s=None if ended else _eta_s(seen.progress),
         message=ended.message if ended and ended.message else _message(seen, last),
         checkpoint=_newest(climbed),
@@ -240,6 +241,16 @@ def _previous(run_dir: Path, run: RunRecord) -> Status | None:
 
 def _resumed(before: Status | None) -> int | None:
     return before.resumed_from_step if before is not None else None
+
+
+def _latest(before: Status | None, progress: list[dict[str, Any]]) -> dict[str, float]:
+    """Each metric as it was last told in this attempt, whether or not the newest word has it; the newest ones last."""
+    found = dict(before.metrics) if before is not None else {}
+    for event in progress:
+        for name, value in _metrics(event.get("metrics")).items():
+            found.pop(name, None)
+            found[name] = value
+    return dict(list(found.items())[-METRICS_MAX:])
 
 
 def _metrics(value: object) -> dict[str, float]:

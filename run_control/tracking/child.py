@@ -19,7 +19,7 @@ from run_control.bridge_control import detached_environment
 from run_control.tracking import messages
 from run_control.tracking.spec import SinkKind
 
-OPEN_S: Final = 180.0  # to import its package and to make its database: half a minute on a busy laptop
+OPEN_S: Final = 600.0  # to import its package and to make its database: minutes, on a laptop that does something else
 _END_S = 5.0
 _LOG_MAX_BYTES = 1 << 20
 

@@ -26,6 +26,7 @@ from run_control.project import Project
 READ_MAX_BYTES: Final = 256 * 1024  # of progress.jsonl for one message: some thousand events
 LINE_MAX_BYTES: Final = 1024 * 1024  # a longer one is nobody's event
 NAME_MAX: Final = 200  # characters of a metric's name
+_SAID = frozenset({"results.v", "results.run_id", "results.stage"})  # as the head does
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def end(project: Project, row: CommandRow) -> dict[str, Any]:
     summary = {
         name.removeprefix("metrics."): value
         for name, value in told.items()
-        if name.startswith(("metrics.", "results.")) and _usable(value)
+        if name.startswith(("metrics.", "results.")) and name not in _SAID and _usable(value)
     }
     return {**found, "summary": summary}
 

@@ -19,6 +19,7 @@ from run_control.tracking.messages import Answer, Message, SinkError
 OFFLINE: Final = "offline"
 _TAG_MAX: Final = 64  # characters; W&B refuses a run with a longer one
 _LOGIN = 'wandb login, or WANDB_API_KEY where bridgehead up runs (then down, up); or wandb_mode = "offline"'
+_TIME: Final = "_timestamp"  # W&B's own name; without it a row is of when we told it
 _FOLDER, _STEP = "folder", "step"  # of a run's place
 
 
@@ -32,6 +33,7 @@ class WandbSink:
         self._settings = settings
         self._offline = settings["mode"] == OFFLINE
         self._runs: dict[str, Any] = {}
+        self._open_row: dict[str, dict[str, float]] = {}  # run → when the row was told that W&B still keeps open
         Path(settings["folder"]).mkdir(parents=True, exist_ok=True)
 
     def tell(self, message: Message) -> Answer:
@@ -43,8 +45,9 @@ class WandbSink:
             had = int(run.step) - 1
             if had < int(place.get(_STEP, -1)) and not self._offline:
                 return Answer({_STEP: had}, len(self._runs), behind=had)
-        for step, epoch, _, metrics in message.points:
-            run.log({**metrics, **({"epoch": epoch} if epoch else {})}, step=step)
+        for step, epoch, at, metrics in message.points:
+            self._open_row[message.run] = {_TIME: at} if at else {}
+            run.log({**metrics, **({"epoch": epoch} if epoch else {}), **self._open_row[message.run]}, step=step)
             place[_STEP] = max(step, int(place.get(_STEP, -1)))
         if message.end is not None:
             self._end(message.run, message.end)
@@ -100,13 +103,16 @@ class WandbSink:
 
     def _end(self, name: str, end: dict[str, Any]) -> None:
         run = self._runs.pop(name)
-        run.log({}, commit=True)  # the last row, which would change the summary after us
+        row = self._open_row.pop(name, None)
+        if row is not None:  # the last one is still open, and would change the summary after us
+            run.log(row, commit=True)
         run.summary.update({**end["summary"], **{f"bridgehead.{key}": end[key] for key in end if key != "summary"}})
         run.finish(exit_code=0 if end["state"] == "done" else 1)
 
     def _drop(self, name: str) -> None:
         """An offline folder that was begun and not ended."""
         run = self._runs.pop(name, None)
+        self._open_row.pop(name, None)
         if run is not None:
             folder = _folder_of(run)
             run.finish(exit_code=1)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_process import in_process
 from project_support import Seeded
-from tracking_rig import AT, end, progress
+from tracking_rig import AT, end, progress, silent_server
 
 from bridgehead.names import RunState
 from registry_support import TRAIN, Lab
@@ -121,6 +121,17 @@ def test_the_follower_and_query_say_the_same(seeded: Seeded, settings: dict[str,
     assert float(found.data.tags["bridgehead.hours"]) == row["hours"]
     assert [point.step for point in client.get_metric_history(found.info.run_id, "loss")] == [1, 2, 4, 7]
     assert math.isclose(found.data.metrics["loss"], 1 / 7)
+
+
+def test_a_server_that_never_answers_holds_up_nobody(seeded: Seeded, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = seeded.project
+    project.file.write_text(project.file.read_text() + '\n[tracking]\nsinks = ["mlflow"]\ntimeout_s = 1\n')
+    [run_id] = seeded.take("run:pretrain")
+    progress(project.run(run_id), 1, loss=1.0)
+    with silent_server() as url:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        [feeder] = follower.once(project)
+    assert "no answer for 1 s" in feeder.standing.trouble and feeder.standing.points == 0
 
 
 def test_a_deployable_model_becomes_a_version_and_only_one(

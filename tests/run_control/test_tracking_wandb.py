@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import struct
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from project_support import Seeded
-from tracking_rig import end, progress
+from tracking_rig import AT, end, progress, silent_server
 
 from bridgehead import processes
 from bridgehead.names import RunState
@@ -113,6 +111,7 @@ def test_an_ended_run_is_one_whole_offline_folder(seeded: Seeded) -> None:
         (3, 1 / 3, 0.3),
         (4, 0.25, 0.4),
     ]
+    assert [row["_timestamp"] for row in rows(found)] == [AT + step for step in (1, 2, 3, 4)]
     told = summary(found)
     assert told["loss"] == row["metrics.loss"] and told["results.accuracy"] == row["results.accuracy"] == 0.9
     assert told["bridgehead.state"] == "done" and told["bridgehead.hours"] == row["hours"]
@@ -136,38 +135,17 @@ def test_what_arrives_after_the_end_replaces_the_folder(seeded: Seeded) -> None:
     assert [record.exit.exit_code for record in found if record.WhichOneof("record_type") == "exit"] == [1]
 
 
-@pytest.fixture
-def silent() -> Iterator[str]:
-    """A server that takes connections and never answers."""
-    held = []
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def accept() -> None:
-            try:
-                while True:
-                    held.append(server.accept()[0])
-            except OSError:
-                return
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
-    for connection in held:
-        connection.close()
-
-
 def test_a_server_that_never_answers_holds_up_nobody_and_learns_nothing_for_the_log(
-    seeded: Seeded, silent: str, monkeypatch: pytest.MonkeyPatch
+    seeded: Seeded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     track(seeded, "timeout_s = 20\n")
-    monkeypatch.setenv("WANDB_BASE_URL", silent)
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     [run_id] = seeded.take("run:pretrain")
     progress(seeded.project.run(run_id), 1, loss=1.0)
     before = processes.descendants(os.getpid())
-    [feeder] = follower.once(seeded.project)
+    with silent_server() as url:
+        monkeypatch.setenv("WANDB_BASE_URL", url)
+        [feeder] = follower.once(seeded.project)
     assert feeder.standing.trouble and feeder.standing.points == 0
     wait_until(lambda: processes.descendants(os.getpid()) <= before, 60, what="the end of all that it started")
     for path in (path for path in seeded.project.private.rglob("*") if path.is_file()):

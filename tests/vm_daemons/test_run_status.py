@@ -11,7 +11,7 @@ import pytest
 from bridgehead import checkpoints, files, names
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import CheckpointInfo, ProcessRecord, Status
-from vm_daemons.run_status import TAIL_BYTES, compose
+from vm_daemons.run_status import METRICS_MAX, TAIL_BYTES, compose
 from vm_support import end_run, make_run, paired_home
 
 RUN = "pretrain-0001-abcdef"
@@ -47,6 +47,18 @@ def test_a_process_that_died_unseen_is_resuming(run_dir: Path) -> None:
     record = ProcessRecord.from_json(files.read_json(run_dir / names.PROCESS)).to_json()
     files.write_json(run_dir / names.PROCESS, {**record, "runner_start": 1, "stage_start": 1})
     assert compose(run_dir, {}, NOW).state is RunState.RESUMING
+
+
+def test_each_metric_stays_as_it_was_last_told_also_when_others_come_in_words_of_their_own(run_dir: Path) -> None:
+    _events(run_dir, _step(1, 1.0, metrics={"loss": 1.0}), _step(1, 1.1, metrics={"accuracy": 0.5}))
+    _events(run_dir, _step(2, 2.0, metrics={"loss": 0.25}))
+    status = compose(run_dir, {}, NOW)
+    assert status.metrics == {"accuracy": 0.5, "loss": 0.25}
+    files.write_json(run_dir / names.STATUS, status.to_json())
+    _events(run_dir, *(_step(step, float(step), metrics={"loss": 0.1, "why": "x" * 400}) for step in range(3, 300)))
+    assert compose(run_dir, {}, NOW).metrics == {"accuracy": 0.5, "loss": 0.1}
+    _events(run_dir, *(_step(step, float(step), metrics={f"of-{step}": 0.1}) for step in range(300, 420)))
+    assert len(compose(run_dir, {}, NOW).metrics) == METRICS_MAX
 
 
 def test_a_later_attempt_resumes_until_its_first_progress(tmp_path: Path) -> None:
