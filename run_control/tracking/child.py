@@ -79,6 +79,7 @@ class SinkProcess:
         finally:
             timer.cancel()
         if self._expired:
+            self.kill()  # the timer's thread may still be at it, and until then it counts as alive
             raise SinkFailed(f"no answer for {timeout_s:g} s; its process was ended", hint=f"look into {self._log}")
         try:
             answer = json.loads(line)

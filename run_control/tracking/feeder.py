@@ -240,6 +240,8 @@ class Feeder:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             log = self._folder / f"{self.feed.name}.log"
             self._child = SinkProcess(self.feed.argv, self.feed.settings, log)
+        if self._stopping.is_set():
+            raise SinkFailed("stopped")  # `kill` may have come before there was a process
         return self._child
 
     def _rest(self) -> None:
