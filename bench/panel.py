@@ -79,6 +79,12 @@ def rows(sizes: Sizes | None = None) -> Iterator[dict[str, Any]]:
             f"panel: {missing} is not here; on Debian: apt-get install chromium; pip: the extra panel", file=sys.stderr
         )
         return
+    yield from over_a_night(sizes)
+    yield from panel_vm.rows(sizes.flood_s)
+
+
+def over_a_night(sizes: Sizes) -> Iterator[dict[str, Any]]:
+    """Each way to show it, one after the other, and the hour."""
     with tempfile.TemporaryDirectory(prefix="bridgehead-bench-") as name:
         night = Night(Path(name) / "night")
         bridge_control.start(night.project, port=0, tunnel="none")
@@ -93,7 +99,6 @@ def rows(sizes: Sizes | None = None) -> Iterator[dict[str, Any]]:
         finally:
             bridge_control.stop(night.project)
             night.close()
-    yield from panel_vm.rows(sizes.flood_s)
 
 
 def measure(lab: Lab, night: Night, way: str, sizes: Sizes) -> Seen:
