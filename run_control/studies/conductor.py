@@ -20,7 +20,7 @@ from bridgehead.names import RunState
 from run_control import bridge_control, locks, money, queue_writer, views
 from run_control.money import Money
 from run_control.project import Project
-from run_control.studies import study_file
+from run_control.studies import figures, study_file
 from run_control.studies import tracker as tracking
 from run_control.studies.study_file import Study
 from run_control.studies.tracker import BEFORE, DONE, FAILED, PLANNED, QUEUED, RUNNING, TrackedCell, Tracker
@@ -68,7 +68,7 @@ def refresh(project: Project, folder: Path, study: Study) -> Tracker:
         tracker = tracking.load(folder, study)
         if project.ledger.is_file():
             before = tracker.to_json()
-            _follow(project, tracker)
+            _follow(project, tracker, study.metric.name)
             _conclude(study, tracker)
             if mine and tracker.to_json() != before:
                 tracking.save(folder, tracker)
@@ -87,13 +87,13 @@ def alone(project: Project, folder: Path) -> Iterator[None]:
 
 
 def _round(project: Project, folder: Path, study: Study, tracker: Tracker) -> None:
-    _follow(project, tracker)
+    _follow(project, tracker, study.metric.name)
     for cell in tracker.cells:
         if cell.state == QUEUED and not all(run.run_id for run in cell.runs):
             _queue_again(project, cell)
     while (following := _next_cell(study, tracker)) is not None:
         _queue(project, folder, tracker, following)
-        _follow(project, tracker)
+        _follow(project, tracker, study.metric.name)
     _conclude(study, tracker)
 
 
@@ -190,7 +190,7 @@ def _newest_seq(project: Project) -> int:
 # --- following -----------------------------------------------------------------------------------------------
 
 
-def _follow(project: Project, tracker: Tracker) -> None:
+def _follow(project: Project, tracker: Tracker, metric: str) -> None:
     if not project.ledger.is_file():
         return
     with ledger_of(project) as ledger:
@@ -199,7 +199,7 @@ def _follow(project: Project, tracker: Tracker) -> None:
     for cell in tracker.cells:
         if cell.state in (QUEUED, RUNNING):
             _adopt(cell, rows, claimed)
-            _move(project, cell, {row.run_id: row for row in rows if row.run_id})
+            _move(project, cell, {row.run_id: row for row in rows if row.run_id}, metric)
 
 
 def _adopt(cell: TrackedCell, rows: list[CommandRow], claimed: set[str]) -> None:
@@ -219,7 +219,7 @@ def _adopt(cell: TrackedCell, rows: list[CommandRow], claimed: set[str]) -> None
         mine[run.stage] = run.run_id
 
 
-def _move(project: Project, cell: TrackedCell, rows: dict[str, CommandRow]) -> None:
+def _move(project: Project, cell: TrackedCell, rows: dict[str, CommandRow], metric: str) -> None:
     for run in cell.runs:
         row = rows.get(run.run_id)
         if row is None:
@@ -237,6 +237,9 @@ def _move(project: Project, cell: TrackedCell, rows: dict[str, CommandRow]) -> N
     if last.state in ENDED and isinstance(results, dict) and (last.state == RunState.DONE or "verdict" in results):
         cell.state = DONE  # a gate that says no has answered the question all the same
         cell.outcome = {name: results[name] for name in _OUTCOME if name in results}
+        lacks = "" if cell.id == BEFORE else figures.lacks(results, metric)
+        if lacks:  # told at the first arm: the others would be paid for, and compared with nothing
+            cell.state, cell.why = FAILED, f"{last.run_id} can't be compared: {lacks}"
     elif broken and all(run.state in ENDED for run in cell.runs):
         row = rows[broken[0].run_id]
         cell.state, cell.why = FAILED, f"{row.run_id} {row.state}: {row.failure_class or row.reason}"

@@ -74,23 +74,42 @@ def compute(project: Project, study: Study, tracker: Tracker) -> Figures:
     return Figures(study.metric.name, "groups, then parts of each", arms, [item for item in against if item], missing)
 
 
+def lacks(results: Any, metric: str) -> str:
+    """Why an arm with these results can't be compared with another; "" when it can."""
+    from stages import cells
+
+    if not isinstance(results, dict):
+        return f"it left no {names.RESULTS} here"
+    try:
+        made = results["cells"]["candidate"]
+    except (KeyError, TypeError):
+        cell = f'{{"group": "A", "part": "1", "values": {{"{metric}": 0.9}}}}'
+        return (
+            f"its {names.RESULTS} holds no cells; a gate writes them, and a script of yours may:"
+            f' run.results({{"cells": {{"candidate": [{cell}, ...]}}}})'
+        )
+    try:
+        cells.by_group(made, metric)
+    except UsageError as error:
+        return error.message
+    return ""
+
+
 def _read(project: Project, cell: TrackedCell, metric: str) -> dict[str, Any]:
     from stages import cells
 
     run_id = cell.runs[-1].run_id
     results = files.read_json(project.run(run_id) / names.RESULTS)
-    try:
-        if not isinstance(results, dict):
-            raise UsageError(f"it left no {names.RESULTS} here")
-        made = results["cells"]["candidate"]
-        return {
-            "parts": cells.by_group(made, metric),
-            "evaluated": str(results.get("evaluated_sha256", "")),
-            "verdict": str(results.get("verdict", "")),
-        }
-    except (KeyError, TypeError, UsageError) as error:
-        why = error.message if isinstance(error, UsageError) else f"its {names.RESULTS} holds no cells"
-        raise VerificationError(f"{cell.id} ({run_id}) can't be compared: {why}") from None
+    why = lacks(results, metric)
+    if why or not isinstance(results, dict):
+        raise VerificationError(
+            f"{cell.id} ({run_id}) can't be compared: {why}", hint="mend that stage, then run it again"
+        )
+    return {
+        "parts": cells.by_group(results["cells"]["candidate"], metric),
+        "evaluated": str(results.get("evaluated_sha256", "")),
+        "verdict": str(results.get("verdict", "")),
+    }
 
 
 def _arm(study: Study, name: str, mine: list[TrackedCell], found: dict[str, dict[str, Any]]) -> ArmFigures:

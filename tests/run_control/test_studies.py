@@ -11,7 +11,7 @@ import pytest
 from cli_process import Answer, in_process
 from project_support import VM, Seeded
 
-from bridgehead import names
+from bridgehead import files, names
 from bridgehead.errors import UsageError
 from bridgehead.names import RunState
 from registry_support import Lab
@@ -408,3 +408,17 @@ def test_scalars_are_what_people_mean(tmp_path: Path) -> None:
 def test_text_comes_back_as_text(tmp_path: Path, value: str) -> None:
     yaml_file.save(tmp_path / "x.yaml", {"k": value, "l": [value]})
     assert yaml_file.load(tmp_path / "x.yaml")[0] == {"k": value, "l": [value]}
+
+
+def test_an_arm_whose_results_can_t_be_compared_fails_before_the_others_are_paid_for(bench: Bench) -> None:
+    bench.round()
+    bench.take()
+    for stage, results in ((names.FINETUNE, {}), (names.GATE, {"accuracy": 0.9})):
+        for row in bench.seeded.ledger.commands():
+            if row.stage == stage and not row.ended:
+                bench.seeded.ledger.deliver(VM, 0)
+                bench.project.run(row.run_id).mkdir(parents=True, exist_ok=True)
+                files.write_json(bench.project.run(row.run_id) / names.RESULTS, results)
+                bench.seeded.finish(row.run_id, RunState.DONE)
+    failed = [cell for cell in bench.round().cells if cell.state == tracking.FAILED]
+    assert failed and all("holds no cells; a gate writes them" in cell.why for cell in failed)
