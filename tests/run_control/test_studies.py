@@ -411,6 +411,7 @@ def test_text_comes_back_as_text(tmp_path: Path, value: str) -> None:
 
 
 def test_an_arm_whose_results_can_t_be_compared_fails_before_the_others_are_paid_for(bench: Bench) -> None:
+    tracking.plan(bench.folder, study_file.load(bench.folder))
     bench.round()
     bench.take()
     for stage, results in ((names.FINETUNE, {}), (names.GATE, {"accuracy": 0.9})):
