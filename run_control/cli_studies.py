@@ -55,20 +55,27 @@ def plan(
     project: ProjectFlag = None,
 ) -> int:
     """Work out every run of every arm and write tracker.yaml; queues nothing."""
-    from run_control.studies import conductor
+    from run_control.studies import conductor, fit
     from run_control.studies import tracker as tracking
 
     found, folder, study = _open(context, project, name)
-    _check_stages(found, study)
+    fit.check(found, folder, study)
     with conductor.alone(found, folder):
         tracker = tracking.plan(folder, study, again=again)
     runs = sum(len(cell.runs) for cell in tracker.cells)
+    beyond = fit.beyond_budget(study, tracker)
 
     def show() -> None:
         table(("ARM", "LINE"), [(cell.id, run.line) for cell in tracker.cells for run in cell.runs])
-        note(f"{runs} runs, of {study.budget.runs} that the budget allows. next: bridgehead study start {name}")
+        if beyond:
+            note(f"{runs} runs, and the budget allows {study.budget.runs}: will not be queued: {', '.join(beyond)}")
+            note(
+                f"next: a larger budget.runs, then bridgehead study plan {name} --again; or study start {name} as it is"
+            )
+        else:
+            note(f"{runs} runs, of {study.budget.runs} that the budget allows. next: bridgehead study start {name}")
 
-    return emit({"tracker": tracker.to_json(), "runs": runs}, as_json=json, show=show)
+    return emit({"tracker": tracker.to_json(), "runs": runs, "beyond_budget": beyond}, as_json=json, show=show)
 
 
 def start(
@@ -164,15 +171,6 @@ def _open(context: typer.Context, project: Path | None, name: str) -> tuple[Proj
     found = project_of(context, project)
     folder = study_file.folder_of(found, name)
     return found, folder, study_file.load(folder)
-
-
-def _check_stages(project: Project, study: Study) -> None:
-    from run_control import project_file
-
-    known = project_file.load(project.root).stages
-    for stage in [*study.before, *study.stages]:
-        if stage not in known:
-            raise UsageError(f"study.yaml: no stage {stage!r} in this project", hint=nearest(stage, known))
 
 
 def _tell(tracker: Tracker, study: Study, *, as_json: bool, failing: bool = True) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from bridgehead import files
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.queue_lines import nearest
-from run_control import money, queue_writer
+from run_control import money, queue_writer, run_spec
 from run_control.project import Project
 from run_control.studies import yaml_file
 
@@ -24,7 +25,31 @@ VERSION = 1
 CELLS_MAX = 500
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,40}\Z")
 
+_EXAMPLES = {
+    "v": f"v: {VERSION}",
+    "question": "question: Does it help?",
+    "hypothesis": "hypothesis: It does, by two points.",
+    "before": "before: {pretrain: {}}",
+    "stages": "stages: [finetune, gate]",
+    "arms": "arms: {plain: {finetune: {method: plain}}, other: {finetune: {method: lp-ft}}}",
+    "control": "control: the name of an arm",
+    "grid": "grid: {finetune.seed: [0, 1]}",
+    "metric": "metric: {name: accuracy, direction: higher, min_effect: 0.01}",
+    "confidence": "confidence: 0.95",
+    "budget": "budget: {runs: 20, hours: 2.0, cost: 5 USD}",
+    "stop": "stop: {failures: 2}",
+    "parallel": "parallel: 2",
+}
+
 Config = dict[str, dict[str, Any]]  # stage → config
+
+
+class MisfitError(ValueError):
+    """Parts of a study that do not fit together; `keys` lead to the one to change."""
+
+    def __init__(self, message: str, keys: list[str], hint: str) -> None:
+        super().__init__(message)
+        self.keys, self.hint = keys, hint
 
 
 class _Table(BaseModel):
@@ -87,18 +112,23 @@ class Study(_Table):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.control not in self.arms:
-            raise ValueError(f"control {self.control!r} is no arm; {nearest(self.control, self.arms)}")
+            raise MisfitError(f"{self.control!r} is no arm", ["control"], nearest(self.control, self.arms))
         if self.metric.min_effect and self.metric.margin:
-            raise ValueError("metric: min_effect asks for a gain and margin allows a loss: give one")
+            why = "min_effect asks for a gain and margin allows a loss: give one"
+            raise MisfitError(why, ["metric", "margin"], "take one of them out")
         for name, arm in self.arms.items():
             for stage in arm:
                 if stage not in self.stages:
-                    raise ValueError(f"arm {name} configures {stage!r}; {nearest(stage, self.stages)}")
+                    why = f"{stage!r} is none of this study's stages"
+                    raise MisfitError(why, ["arms", name, stage], nearest(stage, self.stages))
         for key in self.grid:
-            if key.partition(".")[0] not in self.stages or not key.partition(".")[2]:
-                raise ValueError(f'grid: {key!r} is no "stage.key" of {", ".join(self.stages)}')
-        if len(self.arms) * len(list(itertools.product(*self.grid.values()))) > CELLS_MAX:
-            raise ValueError(f"more than {CELLS_MAX} runs of arms: a smaller grid")
+            stage, _, inner = key.partition(".")
+            if stage not in self.stages or not inner:
+                why = f'no "stage.key" of {", ".join(self.stages)}'
+                raise MisfitError(why, ["grid", key], nearest(key, [f"{stage}.{inner}" for stage in self.stages]))
+        if len(self.arms) * math.prod(len(values) for values in self.grid.values()) > CELLS_MAX:
+            raise MisfitError(f"more than {CELLS_MAX} runs of arms", ["grid"], "fewer values in the grid")
+        _check_twins(self)
         return self
 
     @property
@@ -138,7 +168,14 @@ def load(folder: Path) -> Study:
             hint=_known(folder) or f"bridgehead study new {folder.name}",
         ) from None
     if isinstance(data, dict) and isinstance(data.get("v"), int) and data["v"] > VERSION:
-        raise UsageError(f"{STUDY} is of version {data['v']}; this reads {VERSION}", hint="update Bridgehead")
+        raise UsageError(
+            f"{STUDY}:{yaml_file.line_of(lines, ['v'])}: v: it is of version {data['v']}; this reads {VERSION}",
+            hint="update Bridgehead",
+        )
+    if not isinstance(data, dict):
+        what = "the file is empty" if data is None else "not a table of keys"
+        hint = f"{_EXAMPLES['question']}; bridgehead study new NAME writes a whole one to begin with"
+        raise UsageError(f"{STUDY}:1: {what}", hint=hint)
     try:
         return Study.model_validate(data)
     except ValidationError as error:
@@ -168,6 +205,24 @@ def lines_of(config: Config) -> list[str]:
     ]
 
 
+def _check_twins(study: Study) -> None:
+    """Two runs of one config answer nothing that one does not. Raises MisfitError."""
+    for key, values in study.grid.items():
+        words = [_word(key, run_spec.freeze(value)) for value in values]
+        twice = next((word for word in words if words.count(word) > 1), "")
+        if twice:
+            why = f"{twice.partition('=')[2]} is given {words.count(twice)} times: the same run over again"
+            raise MisfitError(why, ["grid", key], "each value once; for repeats, a grid over the seed")
+    seen: dict[tuple[str, ...], Cell] = {}
+    for cell in cells(study):
+        config = run_spec.freeze(cell.config)
+        words = [f"{stage}:{_word(key, value)}" for stage in config for key, value in config[stage].items()]
+        other = seen.setdefault(tuple(sorted(words)), cell)
+        if other is not cell:
+            why = f"the same runs as arm {other.arm}" + (" once the grid has set its keys" if study.grid else "")
+            raise MisfitError(why, ["arms", cell.arm], "let them differ in a key that the grid does not set")
+
+
 def _word(key: str, value: Any) -> str:
     text = value if isinstance(value, str) else files.canonical_json(value).decode()
     return f"{key}={text}"
@@ -182,15 +237,18 @@ def _mistake(error: ValidationError, lines: yaml_file.Lines) -> UsageError:
     """The first mistake in the order of the file; a misspelt key comes before the missing one that it should be."""
     found = []
     for item in error.errors(include_url=False, include_input=False):
-        keys = [str(part) for part in item["loc"]]
-        found.append((item["type"] == "missing", yaml_file.line_of(lines, keys), keys, item))
-    _, line, keys, item = min(found, key=lambda entry: entry[:2])
-    key, hint = ".".join(keys), ""
+        misfit = item.get("ctx", {}).get("error")
+        keys = misfit.keys if isinstance(misfit, MisfitError) else [str(part) for part in item["loc"]]
+        found.append((item["type"] == "missing", yaml_file.line_of(lines, keys), keys, item, misfit))
+    _, line, keys, item, misfit = min(found, key=lambda entry: entry[:2])
+    key, hint = ".".join(keys), _EXAMPLES.get(keys[0] if keys else "", "")
     text = str(item["msg"]).removeprefix("Value error, ").replace("Input should be", "should be")
     if item["type"] == "extra_forbidden":
         models: dict[str, type[BaseModel]] = {"metric": Metric, "budget": Budget, "stop": Stop}
         allowed = list(models.get(keys[0] if len(keys) > 1 else "", Study).model_fields)
         text, hint = "unknown key", nearest(keys[-1], allowed)
+    elif isinstance(misfit, MisfitError):
+        hint = misfit.hint
     elif item["type"] == "missing":
         text = "missing"
     return UsageError(f"{STUDY}:{line}: {key + ': ' if key else ''}{text}", hint=hint)

@@ -132,15 +132,26 @@ def read(folder: Path) -> Tracker:
         raise NotFoundError(
             f"study {folder.name} has no {TRACKER} yet", hint=f"bridgehead study plan {folder.name}"
         ) from None
+    except UsageError as error:
+        raise UsageError(f"{error.message}: it was cut or edited", hint=_lost(folder)) from None
+    if not isinstance(data, dict):
+        raise UsageError(f"{TRACKER} can't be read: it is empty or was cut", hint=_lost(folder))
     try:
         if data["v"] > study_file.VERSION:
-            raise UsageError(f"{TRACKER} is of version {data['v']}; this reads {study_file.VERSION}")
+            raise UsageError(
+                f"{TRACKER} is of version {data['v']}; this reads {study_file.VERSION}", hint="update Bridgehead"
+            )
         cells, dropped = ([_cell(item) for item in data[key]] for key in ("cells", "dropped"))
         return Tracker(
             data["study"], data["study_sha256"], cells, data["state"], data["why"], dropped, str(data["planned"])
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{TRACKER} can't be read: {error}", hint="restore it, or plan --again") from None
+        raise UsageError(f"{TRACKER} can't be read, it was cut or edited: {error}", hint=_lost(folder)) from None
+
+
+def _lost(folder: Path) -> str:
+    """Without it nobody knows which runs were an arm's, so that `plan --again` can't keep them either."""
+    return f"restore it (git checkout), or rename it and begin anew: bridgehead study plan {folder.name}"
 
 
 def save(folder: Path, tracker: Tracker) -> None:

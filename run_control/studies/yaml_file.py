@@ -15,6 +15,7 @@ from bridgehead.errors import NotFoundError, UsageError
 
 MAX_BYTES = 4 * 2**20
 DEEPEST = 20
+_FORM = "key: value, two blanks more for what is inside, text with : or # in quotes"
 _INT = re.compile(r"[-+]?[0-9]{1,18}\Z")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]{1,3})?\Z")
 _WORDS: dict[str, Any] = {"null": None, "~": None, "": None, "true": True, "false": False}
@@ -31,14 +32,16 @@ def load(path: Path) -> tuple[Any, Lines]:
         events = list(yaml.parse(text, Loader=yaml.SafeLoader))
         for event in events:
             if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-                raise UsageError(f"{path.name}:{event.start_mark.line + 1}: anchors are not used here: write it out")
+                raise UsageError(
+                    f"{path.name}:{event.start_mark.line + 1}: anchors are not used here", hint="write it out"
+                )
         node = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise UsageError(f"{path.name}:{line}: not YAML: {error.problem or error.context}") from None
+        raise UsageError(f"{path.name}:{line}: not YAML: {error.problem or error.context}", hint=_FORM) from None
     except (yaml.YAMLError, RecursionError) as error:
-        raise UsageError(f"{path.name}: not YAML: {str(error).splitlines()[0][:100]}") from None
+        raise UsageError(f"{path.name}: not YAML: {(str(error).splitlines() or ['?'])[0][:100]}", hint=_FORM) from None
     lines: Lines = {}
     return (None if node is None else _value(node, path.name, (), lines)), lines
 
@@ -76,10 +79,12 @@ def line_of(lines: Lines, keys: list[str]) -> int:
 def _read(path: Path) -> str:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise UsageError(f"{path.name} is over {MAX_BYTES} bytes")
+            raise UsageError(f"{path.name} is over {MAX_BYTES} bytes", hint="data belongs into a file of its own")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise NotFoundError(f"no {path.name} in {path.parent}") from None
+    except IsADirectoryError:
+        raise UsageError(f"{path.name} is a folder", hint="a file has to be there") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path.name} is not UTF-8 (byte {error.start})", hint="save it as UTF-8") from None
 
@@ -90,7 +95,7 @@ def _value(node: Any, name: str, at: tuple[str, ...], lines: Lines) -> Any:
     line = node.start_mark.line + 1
     lines.setdefault(at, line)
     if len(at) > DEEPEST:
-        raise UsageError(f"{name}:{line}: nested more than {DEEPEST} deep")
+        raise UsageError(f"{name}:{line}: nested more than {DEEPEST} deep", hint="a flatter table")
     if isinstance(node, yaml.SequenceNode):
         return [_value(item, name, (*at, str(place)), lines) for place, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
@@ -98,7 +103,9 @@ def _value(node: Any, name: str, at: tuple[str, ...], lines: Lines) -> Any:
     if node.style is not None:
         return str(node.value)
     if not node.tag.startswith("tag:yaml.org,2002:") or node.tag.endswith("binary"):
-        raise UsageError(f"{name}:{line}: tags are not used here: {node.tag}")
+        raise UsageError(
+            f"{name}:{line}: tags are not used here: {node.tag}", hint="take it out, or put the value in quotes"
+        )
     return _scalar(node.value)
 
 
@@ -108,9 +115,11 @@ def _mapping(node: Any, name: str, at: tuple[str, ...], lines: Lines) -> dict[st
         line = key_node.start_mark.line + 1
         key = getattr(key_node, "value", None)
         if not isinstance(key, str) or not key:
-            raise UsageError(f"{name}:{line}: a key has to be a word")
+            raise UsageError(f"{name}:{line}: a key has to be a word", hint=_FORM)
         if key in made:
-            raise UsageError(f"{name}:{line}: {key} is given twice")
+            raise UsageError(
+                f"{name}:{line}: {key} is given twice", hint="another name for one of them, or take one out"
+            )
         lines[(*at, key)] = line
         made[key] = _value(value_node, name, (*at, key), lines)
     return made

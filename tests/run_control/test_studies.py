@@ -350,14 +350,56 @@ def test_arms_that_were_judged_on_different_items_are_not_compared(bench: Bench,
         (("It does.", "&x It does."), "anchors are not used"),
         (("[0, 1]", "[0, 1"), "not YAML"),
         (("[0, 1]", "['a b']"), "a space in it"),
+        (("control: plain", "control: zz"), "study.yaml:5: control: 'zz' is no arm"),
+        (("stages: [finetune, gate]", "stages: [finetune, gat]"), "study.yaml:4: stages: no stage 'gat'"),
+        (("name: accuracy", "name: accuracy, direction: up"), "study.yaml:11: metric.direction: should be 'higher'"),
+        (("parallel: 2", "budget: {runs: -1}"), "study.yaml:12: budget.runs: should be greater"),
+        (("  probe: {", "  lp-ft: {"), "study.yaml:9: lp-ft is given twice"),
+        (("[0, 1]", "[1, 1, 1]"), "study.yaml:10: grid.finetune.seed: 1 is given 3 times"),
+        (("[0, 1]", "[1, 1.0]"), "study.yaml:10: grid.finetune.seed: 1 is given 2 times"),
+        (("method: probe", "method: plain"), "study.yaml:9: arms.probe: the same runs as arm plain"),
+        (("finetune.seed", "finetune.method"), "study.yaml:8: arms.lp-ft: the same runs as arm plain once the grid"),
+        (("finetune.seed", "finetune.sed"), "study.yaml:10: grid.finetune.sed: the config of stage finetune"),
+        (("method: probe", "methd: probe"), "did you mean method?"),
+        ((STUDY, ""), "study.yaml:1: the file is empty"),
+        ((STUDY, "- a"), "study.yaml:1: not a table of keys"),
     ],
 )
 def test_mistakes_name_file_line_and_key(bench: Bench, say: Any, edit: tuple[str, str], message: str) -> None:
     bench.write(STUDY.replace(*edit))
     answer = say("study", "plan", "lp")
     assert answer.code == 2, answer
-    assert message in answer.err
+    assert message in answer.err and "next: " in answer.err
     assert "Traceback" not in answer.err and not (bench.folder / study_file.TRACKER).exists()
+
+
+def test_keys_are_checked_where_the_stage_names_some(bench: Bench, say: Any) -> None:
+    stage = '\n[stages.mine]\ncommand = "python mine.py"\n'
+    bench.project.file.write_text(bench.project.file.read_text() + stage)
+    bench.write(STUDY.replace("[finetune, gate]", "[finetune, mine]").replace("finetune.seed", "mine.sed"))
+    assert say("study", "plan", "lp").code == 0  # its program alone knows them
+    bench.project.file.write_text(bench.project.file.read_text() + "[stages.mine.config]\nseed = 1\n")
+    answer = say("study", "plan", "lp", "--again")
+    assert answer.code == 2 and "did you mean seed?" in answer.err and "[stages.mine.config]" in answer.err
+
+
+def test_the_plan_says_which_arms_the_budget_leaves_out(bench: Bench, say: Any) -> None:
+    bench.write(STUDY + "budget: {runs: 5}\n")
+    answer = say("study", "plan", "lp", "--json")
+    assert answer.data["beyond_budget"] == ["probe-1", "plain-2", "lp-ft-2", "probe-2"]
+    answer = say("study", "plan", "lp", "--again")
+    assert "the budget allows 5: will not be queued: probe-1, plain-2" in answer.err and "budget.runs" in answer.err
+    bench.write(STUDY)
+    assert say("study", "plan", "lp", "--again", "--json").data["beyond_budget"] == []
+
+
+@pytest.mark.parametrize("torn", ["", "v: 1\ncells: [", "v: 1\nstudy: lp\n", "v: 9\n", "v: x\n"])
+def test_a_tracker_that_can_not_be_read_is_said_with_what_helps(bench: Bench, say: Any, torn: str) -> None:
+    say("study", "plan", "lp")
+    (bench.folder / study_file.TRACKER).write_text(torn)
+    for words in (("plan", "lp", "--again"), ("status", "lp")):
+        answer = say("study", *words)
+        assert answer.code == 2 and "tracker.yaml" in answer.err and "next: " in answer.err
 
 
 def test_a_study_that_is_not_there_and_names_that_can_not_be(bench: Bench, say: Any) -> None:
