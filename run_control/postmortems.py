@@ -12,7 +12,7 @@ from bridgehead import files, names
 from bridgehead.errors import BridgeheadError, StillRunning
 from bridgehead.failures import postmortem
 from bridgehead.names import RunState
-from run_control import memos, views
+from run_control import memos, verdicts, views
 from run_control.project import Project
 from run_control.views import RunView
 
@@ -40,7 +40,7 @@ def of(project: Project, view: RunView) -> PostMortem:
     if not view.ended:
         raise StillRunning(f"{view.run_id} is {view.state}", hint=f"bridgehead wait {view.run_id}")
     folder = project.run(view.run_id)
-    known = _of_attempt(folder, view.attempt)
+    known = verdicts.of_attempt(folder, view.attempt)
     return PostMortem(folder, known or _write(project, view, folder))
 
 
@@ -73,15 +73,9 @@ def _settle(project: Project, runs: list[RunView], now: float) -> list[str]:
 
 def _is_awaited(project: Project, view: RunView, now: float) -> bool:
     """Whether the VM's own may still be on its way."""
-    return view.ended and _of_attempt(project.run(view.run_id), view.attempt) is None and now - view.updated < GRACE_S
-
-
-def _of_attempt(folder: Path, attempt: int) -> dict[str, Any] | None:
-    record = files.read_json(folder / names.POSTMORTEM)
-    if not isinstance(record, dict) or not isinstance(record.get("verdict"), dict):
-        return None
-    told = record.get("end", {}).get("attempt") if isinstance(record.get("end"), dict) else None
-    return record if told in (attempt, None) else None
+    if not view.ended or now - view.updated >= GRACE_S:
+        return False
+    return verdicts.of_attempt(project.run(view.run_id), view.attempt) is None
 
 
 def _write(project: Project, view: RunView, folder: Path) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from bridge.ledger_rows import ENDED, REJECTED, CommandRow, VmRow
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, UsageError
-from bridgehead.names import CheckpointLevel, RunState
+from bridgehead.names import CheckpointLevel, FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import CheckpointInfo, Status, duration
-from run_control import pace, run_cost, state_words
+from run_control import pace, run_cost, state_words, verdicts
 from run_control.pace import Pace
 from run_control.project import Project
 
@@ -80,6 +80,8 @@ class RunView:
     def row(self) -> tuple[str, ...]:
         """Cells under RUN_HEADERS."""
         failed = self.state in (RunState.FAILED, REJECTED) and (self.failure_class or self.reason)
+        if self.state == RunState.STOPPED and self.failure_class != FailureClass.STOPPED:
+            failed = self.failure_class  # by its cap, not by a person
         return (
             self.run_id,
             f"{self.state} ({failed})" if failed else state_words.shown(self.state, self.vm_state),
@@ -163,7 +165,7 @@ def view_of(
         created=row.created,
         updated=row.updated,
         exit_code=row.exit_code,
-        failure_class=row.failure_class,
+        failure_class=verdicts.failure_class(project.run(row.run_id), row),
         reason=row.reason,
     )
     if status is not None:

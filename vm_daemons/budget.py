@@ -84,7 +84,7 @@ def note_reason(run_dir: Path, why: str) -> None:
 
 
 def reason(run_dir: Path) -> str:
-    """Why it was asked to stop; "" when that was a person."""
+    """The cap by which it was asked to stop; "" when that was a person."""
     try:
         return (run_dir / names.STOP_REQUEST).read_text(encoding="utf-8", errors="replace").strip()[:300]
     except OSError:

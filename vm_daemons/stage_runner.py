@@ -299,6 +299,8 @@ class Runner:
 
     def _end(self, ending: Ending, code: int | None = None, leftovers: list[str] | None = None) -> None:
         why = budget.reason(self._dir) if ending.state is RunState.STOPPED else ""
+        if why:  # nobody asked: its cap of hours or money did
+            ending = Ending(ending.state, FailureClass.TIME_LIMIT, ending.message)
         _, left = outputs.find(self._dir)
         for output, cause in left.items():
             self._say(f"--- stays on the VM: {output!r}: {cause}")

@@ -30,6 +30,7 @@ _VICTIM = re.compile(
 # Of the run's own record: what its runner is sure of. Its other classes are refined by the log.
 _SURE: Final = frozenset({
     F.STOPPED, F.GATE, F.UPSTREAM, F.UNKNOWN_OUTCOME, F.HOST_OOM, F.NAN_LOSS, F.DISK_FULL, F.VM_LOST,
+    F.TIME_LIMIT,
 })  # fmt: skip
 
 
@@ -37,12 +38,15 @@ _SURE: Final = frozenset({
 class Known:
     """What is known beside the log. `recorded`: the class in the run's own exit record; empty: there is none.
 
+    `recorded_why`: its message. `not_finite`: the metrics that were no number in the last progress it told.
     `oom_killed`, `disk_full`, `shm_full`: counters and statvfs; None where nothing was measured.
     """
 
     exit_code: int | None = None
     succeeded: bool = False
     recorded: str = ""
+    recorded_why: str = ""
+    not_finite: tuple[str, ...] = ()
     provider_state: str = ""
     oom_killed: bool | None = None
     disk_full: bool | None = None
@@ -147,7 +151,8 @@ def _outside(known: Known) -> list[Evidence]:
     if known.succeeded or known.exit_code == 0:
         found.append(Evidence("success", "it ended with exit code 0", F.DONE, CERTAIN))
     if known.recorded and known.recorded in _SURE:
-        text = f"its runner recorded {known.recorded}"
+        why = f": {known.recorded_why[:QUOTE_CHARS]}" if known.recorded == F.TIME_LIMIT and known.recorded_why else ""
+        text = f"its runner recorded {known.recorded}{why}"
         found.append(Evidence("provider", text, F(known.recorded), CERTAIN - 1))
     elif state := provider_states.class_of(known.provider_state):
         found.append(Evidence("provider", f"the provider says {known.provider_state}", state, CERTAIN - 1))
@@ -160,17 +165,32 @@ def _outside(known: Known) -> list[Evidence]:
         found.append(Evidence("counter", "its disk was full when it ended", F.DISK_FULL, 89))
     if known.shm_full:
         found.append(Evidence("counter", "/dev/shm was full when it ended", F.SHM, 87))
+    if known.not_finite:
+        found.append(_not_finite(known))
     if known.exit_code:
         said = exit_codes.said(known.exit_code)
         found.append(Evidence("exit_code", said.text, said.failure, said.rank))
     if known.recorded and known.recorded not in _SURE:
         text = f"its runner recorded {known.recorded}"
-        found.append(Evidence("exit_code", text, F(known.recorded), _recorded_rank(F(known.recorded))))
+        found.append(Evidence("exit_code", text, F(known.recorded), _recorded_rank(known)))
     return found
 
 
-def _recorded_rank(failure: F) -> int:
-    """Low where the record says no more than how it ended, so that the log may say why."""
+def _not_finite(known: Known) -> Evidence:
+    """As strong as a line of progress in the log; a hint for what is no loss, and for who died of a signal."""
+    names = " ".join(known.not_finite).lower()
+    signalled = known.recorded == F.KILLED or exit_codes.signal_number(known.exit_code or 0) > 0
+    rank = 33 if signalled else 72 if "loss" in names else 46 if "grad" in names else 33
+    text = f"in the last progress that it told no number any more: {', '.join(known.not_finite)}"
+    return Evidence("counter", text[:QUOTE_CHARS], F.NAN_LOSS, rank)
+
+
+def _recorded_rank(known: Known) -> int:
+    """Low where the record says no more than how it ended, so that the log, or the signal itself, may say why."""
+    failure = F(known.recorded)
+    if failure == F.KILLED and known.exit_code and exit_codes.signal_number(known.exit_code):
+        said = exit_codes.said(known.exit_code)
+        return 57 if said.failure == F.KILLED else said.rank - 1  # the signal names who sent it: itself, or a terminal
     return {F.USER_ERROR: 34, F.KILLED: 57, F.ENVIRONMENT: 79, F.CHECKPOINT: 83}.get(failure, 34)
 
 

@@ -26,15 +26,21 @@ _OURS: Final = {
     names.DISK_FULL_EXIT_CODE: F.DISK_FULL,
 }
 # Ranks over 56: who died of a signal did not die of an exception. 6 and 15 leave the word to the log.
+# 4 to 8, 11 and 31 a process brings on itself: nobody killed it.
 _SIGNALS: Final = {
     1: (F.SSH_DROP, 69, "the terminal or connection went away"),
     2: (F.CANCELLED, 57, "interrupted"),
     4: (F.ENVIRONMENT, 60, "an instruction that this CPU does not have"),
-    6: (F.UNKNOWN, 20, "it aborted itself"),
+    5: (F.SEGFAULT, 58, "a native library trapped itself"),
+    6: (F.SEGFAULT, 36, "it aborted itself: a failed assertion or a library that gave up"),
     7: (F.SHM, 62, "usually a full /dev/shm"),
+    8: (F.SEGFAULT, 58, "a native library divided by zero"),
     9: (F.KILLED, 57, "killed from outside: memory, a person or a scheduler"),
     11: (F.SEGFAULT, 59, "a native library crashed"),
     15: (F.KILLED, 36, "asked to end: preemption, a time limit or a cancellation"),
+    24: (F.TIME_LIMIT, 60, "its limit of CPU time (ulimit -t)"),
+    25: (F.DISK_FULL, 60, "its limit of file size (ulimit -f)"),
+    31: (F.ENVIRONMENT, 60, "a system call that is not allowed here"),
 }
 _PLAIN: Final = {
     1: (F.UNKNOWN, 0, "an error, no more is known"),
@@ -79,11 +85,16 @@ def signal_name(number: int) -> str:
         1: "SIGHUP",
         2: "SIGINT",
         4: "SIGILL",
+        5: "SIGTRAP",
         6: "SIGABRT",
         7: "SIGBUS",
+        8: "SIGFPE",
         9: "SIGKILL",
         11: "SIGSEGV",
         15: "SIGTERM",
+        24: "SIGXCPU",
+        25: "SIGXFSZ",
+        31: "SIGSYS",
     }
     try:
         return linux.get(number) or signal.Signals(number).name

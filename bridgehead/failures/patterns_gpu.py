@@ -139,6 +139,7 @@ NUMBERS: Final = table((
     (F.NAN_LOSS, 84, "numpy", r"FloatingPointError: (?:invalid value|overflow|divide)|FloatingPointError.{0,60}(?:loss|nan|inf)"),
     (F.NAN_LOSS, 82, "common checks", r"(?:training|loss|model) (?:has |is )?(?:diverg(?:ed|ing)|explod(?:ed|ing))\b"),
     (F.NAN_LOSS, 72, "progress lines of many trainers", r"\b\w*loss\w*['\"]?\s*[:=]\s*['\"]?(?:tensor\()?[-+]?(?:nan|inf)\b"),
+    (F.NAN_LOSS, 72, "progress lines of many trainers", r"(?:\d.{0,200}|^\W*)\b\w*loss\w*['\"]?(?:\s+|\s*(?:->|=>|→|\|)\s*)(?:tensor\()?[-+]?(?:nan|inf)\b(?!\s+[a-z]+(?:\s+[a-z]|\s*$))|\b\w*loss\w*\s+[-+]?(?:nan|inf)(?:\s*[,;|]\s*\S{1,40}|\s+(?:lr|acc\w*|grad\w*|step|epoch|iter|val\w*|ppl))\s*[:=]?\s*[-\d]"),
     (F.NAN_LOSS, 48, "scikit-learn", r"Input (?:\w+ )?contains (?:NaN|infinity)"),
     (F.NAN_LOSS, 46, "progress lines of many trainers", r"\bgrad_?norm['\"]?\s*[:=]\s*['\"]?(?:nan|inf)\b"),
 ))  # fmt: skip

@@ -114,7 +114,7 @@ PROCESSES: Final = table((
     (F.KILLED, 40, _ELASTIC, r"(?<!via )\bSIGKILL\b|signal 9\b|signal: 9\b|signal: killed|exit ?code\s*[:=]?\s*(?:-9|137|247)\b|exit(?:ed)? (?:with )?(?:code|status)?:? ?(?:-9|137|247)\b|exit status (?:-9|137|247)\b"),
     (F.KILLED, 40, "bash and srun", r"(?:^|[\s:])Killed(?:\s*$|\s{2,}\S|\s+\(core dumped\)|\s+(?:python|torchrun|bash|accelerate|\./))|task \d[\d,-]*: Killed"),
     (F.KILLED, 36, _ELASTIC, r"Received (?:15|Signals\.SIGTERM)|closing signal (?:15|SIGTERM)|got signal: 15|signal 15\b|(?:received|got|caught|sen[dt]\w*|closing|signal|by|with|due to)\W{1,4}(?:signal\W{1,3})?SIGTERM\b|SIGTERM\W{0,2} received|Signals\.SIGTERM|exit ?code\s*[:=]?\s*(?:-15|143)\b|exit(?:ed)? (?:with )?(?:code|status)?:? ?(?:-15|143)\b|task \d[\d,-]*: Terminated|(?:^|[\s:])Terminated(?:\s*$|\s{2,})"),
-    (F.UNKNOWN, 33, _ELASTIC, r"\bSIGABRT\b|signal 6\b|exit ?code\s*[:=]?\s*(?:-6|134)\b|Aborted(?: \(core dumped\))?\s*$|terminate called after throwing", "it aborted itself: the cause is in the lines before, or in another rank's log"),
+    (F.SEGFAULT, 35, _ELASTIC, r"\bSIGABRT\b|signal 6\b|exit ?code\s*[:=]?\s*(?:-6|134)\b|Aborted(?: \(core dumped\))?\s*$|terminate called after throwing", "it aborted itself: the cause is in the lines before, or in another rank's log"),
     (F.UNKNOWN, 30, _ELASTIC, r"ChildFailedError|error_file: <N/A>|exit ?code\s*[:=]\s*[1-9]\d*\b|returned non-zero exit status [1-9]|Exited with exit code [1-9]|exited with (?:code|status) [1-9]", "only says that a process failed: read that process's own log, or wrap main with torch's @record"),
     (F.UNKNOWN, 29, "Open MPI", r"MPI_ABORT was invoked|mpirun noticed that process", "one rank gave up: its own log says why"),
 ))  # fmt: skip

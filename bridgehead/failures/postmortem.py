@@ -113,6 +113,8 @@ def _log_and_verdict(
         exit_code=end["exit_code"] if isinstance(end.get("exit_code"), int) else None,
         succeeded=end.get("state") == RunState.DONE,
         recorded=recorded if recorded in set(FailureClass) else "",
+        recorded_why=str(end.get("message") or ""),
+        not_finite=_not_finite(run_dir, end.get("attempt")),
         oom_killed=measured.oom_killed,
         disk_full=measured.disk_full,
         shm_full=_shm_full(record["resources"]),
@@ -137,7 +139,25 @@ def _shm_full(resources: dict[str, Any]) -> bool | None:
 
 
 def _metrics(run_dir: Path) -> dict[str, Any]:
-    """The last event of progress.jsonl that says how far it was."""
+    """How far it was; `not_finite`: the metrics that were no number then."""
+    event = _last_progress(run_dir)
+    keys = ("step", "total_steps", "epoch", "total_epochs", "metrics", "not_finite", "at")
+    return {key: event.get(key) for key in keys if key in event or key != "not_finite"} if event else {}
+
+
+def _not_finite(run_dir: Path, attempt: object) -> tuple[str, ...]:
+    """Of this attempt; none where that is not told."""
+    try:
+        event = _last_progress(run_dir)
+    except OSError:
+        return ()
+    told = event.get("not_finite")
+    mine = event.get("attempt") in (attempt, None)
+    return tuple(str(name)[:64] for name in told[:8]) if mine and isinstance(told, list) else ()
+
+
+def _last_progress(run_dir: Path) -> dict[str, Any]:
+    """The last event of progress.jsonl that says how far it was; empty: there is none. Raises OSError."""
     with (run_dir / names.PROGRESS).open("rb") as handle:
         handle.seek(max(0, handle.seek(0, os.SEEK_END) - _EVENTS_TAIL_BYTES))
         lines = handle.read(_EVENTS_TAIL_BYTES).splitlines()
@@ -147,7 +167,7 @@ def _metrics(run_dir: Path) -> dict[str, Any]:
         except (ValueError, RecursionError):  # a torn line, or one that began before the tail
             continue
         if isinstance(event, dict) and event.get("event", "progress") == "progress":
-            return {key: event.get(key) for key in ("step", "total_steps", "epoch", "total_epochs", "metrics", "at")}
+            return event
     return {}
 
 

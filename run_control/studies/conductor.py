@@ -242,7 +242,8 @@ def _move(project: Project, cell: TrackedCell, rows: dict[str, CommandRow], metr
             cell.state, cell.why = FAILED, f"{last.run_id} can't be compared: {lacks}"
     elif broken and all(run.state in ENDED for run in cell.runs):
         row = rows[broken[0].run_id]
-        cell.state, cell.why = FAILED, f"{row.run_id} {row.state}: {row.failure_class or row.reason}"
+        failure = views.run_view(project, row).failure_class
+        cell.state, cell.why = FAILED, f"{row.run_id} {row.state}: {failure or row.reason}"
     elif last.state == RunState.DONE and cell.id == BEFORE:
         cell.state = DONE
 

@@ -79,6 +79,7 @@ def test_it_saves_then_waits_until_that_is_safe_and_then_stops(home: VmHome) -> 
         mind()
         assert process.wait(30) == 0
     ended = exit_of(run_dir)
+    assert ended.failure_class == "time_limit"
     assert ended.state is RunState.STOPPED and "its cap of 1h00m of running is reached" in ended.message
     assert "its checkpoint is safe" in ended.message and "is near: it saves, and then stops" in log_of(run_dir)
 

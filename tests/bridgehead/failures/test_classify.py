@@ -170,6 +170,49 @@ def test_exit_codes_alone(code: int, wanted: F) -> None:
     assert verdict("", exit_code=code).failure == wanted
 
 
+@pytest.mark.parametrize("code", [130, 132, 133, 134, 135, 136, 139, 152, 153, 159])
+def test_a_signal_that_names_its_sender_says_the_same_with_and_without_a_runners_record(code: int) -> None:
+    alone, recorded = verdict("", exit_code=code), verdict("", exit_code=code, recorded=F.KILLED)
+    assert alone.failure == recorded.failure and alone.failure not in (F.KILLED, F.UNKNOWN)
+    assert alone.next_step == recorded.next_step
+
+
+def test_an_abort_leaves_the_word_to_what_the_log_says() -> None:
+    assert verdict("", exit_code=134).failure == F.SEGFAULT
+    text = "RuntimeError: CUDA out of memory. Tried to allocate 1 MiB\nAborted (core dumped)\n"
+    assert verdict(text, exit_code=134, recorded=F.KILLED).failure == F.GPU_OOM
+    assert verdict("KeyError: label\nAborted\n", exit_code=134, recorded=F.KILLED).failure == F.USER_ERROR
+
+
+def test_metrics_that_were_no_number_are_evidence_as_strong_as_what_they_are() -> None:
+    for metric, wanted in (("loss", F.NAN_LOSS), ("train/val_loss", F.NAN_LOSS), ("accuracy", F.USER_ERROR)):
+        found = verdict("", exit_code=2, recorded=F.USER_ERROR, not_finite=(metric,))
+        assert found.failure == wanted and metric in "".join(item.text for item in found.evidence)
+    assert verdict("", exit_code=137, recorded=F.KILLED, not_finite=("loss",)).failure == F.KILLED
+    oom = "RuntimeError: CUDA out of memory. Tried to allocate 1 MiB\n"
+    assert verdict(oom, exit_code=1, not_finite=("loss",)).failure == F.GPU_OOM
+
+
+@pytest.mark.parametrize(
+    "line", ["epoch 2 loss nan", "loss nan", "train_loss nan acc 0.3", "INFO loss inf, lr 0.1", "step 9 loss -> -inf"]
+)
+def test_a_loss_that_is_no_number_is_seen_without_a_sign_between(line: str) -> None:
+    assert verdict(line).failure == F.NAN_LOSS
+
+
+@pytest.mark.parametrize(
+    "line", ["checks loss nan before each step", "skip loss nan batches 3", "12 the loss nan guard"]
+)
+def test_words_about_such_a_loss_are_none(line: str) -> None:
+    assert verdict(line).failure == F.UNKNOWN
+
+
+def test_an_end_by_a_cap_has_the_cap_as_evidence() -> None:
+    why = "stopped; its cap of 1h00m of running is reached; its checkpoint is safe"
+    found = verdict("KeyError: x", exit_code=143, recorded=F.TIME_LIMIT, recorded_why=why)
+    assert found.failure == F.TIME_LIMIT and found.evidence[0].decides and why in found.evidence[0].text
+
+
 def test_success_beats_every_line_of_the_log() -> None:
     noise = "[rank4] ProcessGroupNCCL's watchdog got stuck for 480 seconds\n"
     assert verdict(noise, exit_code=0).failure == F.DONE

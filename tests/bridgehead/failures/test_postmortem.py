@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -82,3 +83,12 @@ def test_an_empty_folder_and_a_failing_gauge_still_give_a_page(tmp_path: Path) -
 def test_a_log_that_is_a_folder_or_a_pipe_is_no_log(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / names.LOG)
     assert postmortem.compose(tmp_path, Measured(ending=EXIT), written_by="vm")["verdict"]["class"] == "user_error"
+
+
+@pytest.mark.parametrize(("attempt", "wanted"), [(2, "nan_loss"), (1, "user_error")])
+def test_a_loss_that_was_no_number_at_last_is_why(tmp_path: Path, attempt: int, wanted: str) -> None:
+    folder = _folder(tmp_path, b"bye\n")
+    files.write_json(folder / names.EXIT, {**EXIT, "exit_code": 2})
+    event = {"event": "progress", "attempt": attempt, "step": 7, "metrics": {}, "not_finite": ["loss"]}
+    (folder / names.PROGRESS).write_text(json.dumps(event) + "\n")
+    assert postmortem.write(folder, Measured(), written_by="vm")["verdict"]["class"] == wanted
