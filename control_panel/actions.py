@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from bridgehead import names
@@ -88,7 +90,10 @@ class Actions:
         except BridgeheadError as error:
             return {**_answer(command_id, "refused", plain(error.message)), "next": plain(error.hint)}
         except (OSError, sqlite3.Error) as error:
-            return _answer(command_id, "failed", plain(str(getattr(error, "strerror", "") or error)))
+            said, path = getattr(error, "strerror", "") or str(error), getattr(error, "filename", None)
+            where = f"{Path(path).name}: " if isinstance(path, str | os.PathLike) else ""
+            step = f"put that right in {self._project.root}, then press again" if where else ""
+            return {**_answer(command_id, "failed", plain(f"{where}{said}")), "next": plain(step)}
 
     def _remember(self, command_id: str, answer: Answer) -> None:
         self._answers[command_id] = answer

@@ -16,12 +16,12 @@ from typing import Any, Final
 
 from bridgehead import names
 from bridgehead.errors import BridgeheadError, ProjectError
-from bridgehead.names import RunState
 from control_panel import from_views
 from control_panel.model import PanelModel, Update
 from control_panel.run_files import RunFiles
 from control_panel.sent import Sent
-from control_panel.shapes import Alert, Artifact, Cost, LogLine, QueueLine, Run, Vm
+from control_panel.shapes import Alert, Artifact, Cost, LogLine, QueueLine, Vm
+from control_panel.what_next import next_step
 from run_control import alarms, alerts, bridge_control, local_vms, money_view, project_file, stopping, views
 from run_control.alerts import AlertView
 from run_control.bridge_control import LiveBridge
@@ -64,6 +64,7 @@ class Feed:
         self._next_progress = self._next_ages = self._next_slow = 0.0
         self._live: LiveBridge | None = None
         self._local: list[str] = []
+        self._stages: list[dict[str, Any]] = []
         self._cost: dict[str, Any] | None = None
         self._checks: dict[tuple[str, str], tuple[Artifact, tuple[int, float] | None]] = {}
         self._stop = threading.Event()
@@ -144,7 +145,7 @@ class Feed:
         paced = [views.with_pace(view, self._runs[view.run_id].pace) for view in runs]
         told = self._view.vms(now)
         self._live = self._bridge_now()
-        stages, can, mistake = self._project_now()
+        can, mistake = self._project_now()
         stops, vms = stopping.first_lines(self._view.rows), self._vms(told, runs)
         shown = [from_views.run(view, self._runs[view.run_id], stops.get(view.run_id)) for view in paced]
         bridge, artifacts = self._bridge_told(), self._artifacts(runs, anew=slow)
@@ -160,9 +161,9 @@ class Feed:
             alerts=self._alerts(paced, told, mistake, now),
             cost=Cost(**self._cost) if self._cost is not None else None,
             bridge=bridge,
-            stages=stages,
+            stages=self._stages,
             can=can,
-            next=next_step(bridge["state"], vms, shown, stages, artifacts),
+            next=next_step(bridge, vms, shown, self._stages, artifacts, mistake),
             project=self._project.root.name,
         )
 
@@ -178,23 +179,23 @@ class Feed:
         trouble = self._view.trouble
         return from_views.bridge(self._live, trouble, started_once=started_once)
 
-    def _project_now(self) -> tuple[list[dict[str, Any]], dict[str, bool], str]:
-        """Stages, what is allowed, and a mistake in the project file."""
+    def _project_now(self) -> tuple[dict[str, Any], str]:
+        """What is allowed, and a mistake in the project file: with one the stages of before it stay."""
         try:
             found = self._file.get()
         except ProjectError as error:
-            return [], {"sh": False}, error.in_one_line()
-        stages = [
+            return {"sh": False, "why": f"{names.PROJECT_FILE} can't be read: mend it first"}, error.in_one_line()
+        self._stages = [
             {"name": stage.name, "after": list(stage.after), "command": stage.command}
             for stage in found.stages.values()
         ]
-        return stages, {"sh": found.allow_sh}, ""
+        return {"sh": found.allow_sh}, ""
 
     def _alerts(self, runs: list[RunView], vms: list[dict[str, Any]], mistake: str, now: float) -> list[Alert]:
         up = True if self._own_bridge is not None else None
         found = alerts.alerts(runs, vms, self._live, now=now, bridge_up=up)
         if mistake:
-            found.append(AlertView("project-file", alerts.BAD, mistake, f"mend {names.PROJECT_FILE}"))
+            found.insert(0, AlertView("project-file", alerts.BAD, mistake, f"mend {names.PROJECT_FILE}"))
         for number, line in enumerate(alarms.alarms(self._project)):
             text, _, step = line.partition(". next: ")
             found.append(AlertView(f"laptop:{number}", alerts.BAD, text, step))
@@ -216,7 +217,11 @@ class Feed:
         rows, known = self._view.rows, {view.run_id: view for view in runs}
         commands = views.commands_of(self._project, rows, self._view.short, known)
         told = [
-            from_views.queue_line(command, self._sent.id_of(command["seq"], command["line"]) or row.id)
+            from_views.queue_line(
+                command,
+                self._sent.id_of(command["seq"], command["line"]) or row.id,
+                began=row.run_id not in known or from_views.began(known[row.run_id], self._runs[row.run_id]),
+            )
             for command, row in zip(commands, rows, strict=True)
         ]
         return [*told, *self._sent.waiting()]
@@ -239,26 +244,3 @@ class Feed:
         with contextlib.suppress(BridgeheadError, OSError, ImportError):
             return [vm.vm_id for vm in local_vms.backend(self._project).list() if vm.vm_id and vm.alive]
         return []
-
-
-def next_step(
-    bridge: str, vms: list[Vm], runs: list[Run], stages: list[dict[str, Any]], artifacts: list[Artifact]
-) -> dict[str, str]:
-    """The one thing that a new user does now: {"text", "action"}; an action is a verb, perhaps with its argument."""
-    if not stages:
-        return {"text": f"Describe a stage in {names.PROJECT_FILE}: bridgehead init shows how.", "action": ""}
-    if bridge != "up":
-        return {"text": "Start the bridge in a terminal: bridgehead up", "action": ""}
-    going = [run for run in runs if run.state not in (*map(str, names.ENDED), "rejected")]
-    if not any(vm.state in ("live", "silent") for vm in vms):
-        text = "Pair a VM: copy the cell into a notebook, for example on Colab, and run it."
-        return {"text": text, "action": "pair"}
-    if going:
-        return {"text": "", "action": ""}
-    done = {run.stage for run in runs if run.state == RunState.DONE}
-    left = [stage for stage in stages if stage["name"] not in done and set(stage["after"]) <= done]
-    if left:
-        return {"text": f"Run {left[0]['name']}.", "action": f"run {left[0]['name']}"}
-    if any(item.kind == "bundle" and item.hash_state == "unchecked" for item in artifacts):
-        return {"text": "Verify the bundle: every hash, and its sample clips through onnxruntime.", "action": "verify"}
-    return {"text": "", "action": ""}

@@ -32,11 +32,12 @@ _URL_MAX = 300
 
 def run(view: RunView, found: RunFiles, stopped_by: int | None = None) -> Run:
     """`found`: its folder here, looked at just now; `stopped_by`: number of the line that asked it to stop."""
+    levels = view.levels or ({view.checkpoint["level"]: view.checkpoint} if view.checkpoint else {})
     risk, cause = view.at_risk, found.cause(view.attempt) if view.state == RunState.FAILED else {}
     return Run(
         id=view.run_id,
         stage=view.stage,
-        vm=view.vm_id,
+        vm=view.vm_id if began(view, found) else "",
         state=view.state,
         waits_for=plain(view.waits_for),
         attempt=view.attempt,
@@ -47,9 +48,10 @@ def run(view: RunView, found: RunFiles, stopped_by: int | None = None) -> Run:
         rate_per_s=None if view.rate_per_s is None else float(f"{view.rate_per_s:.3g}"),
         eta_s=None if view.eta_range_s is None else [float(round(seconds)) for seconds in view.eta_range_s],
         metrics={plain(name, 64): float(f"{value:.6g}") for name, value in view.metrics.items()},
-        checkpoint={str(level): _level(view.levels.get(level)) for level in names.CheckpointLevel},
+        checkpoint={str(level): _level(levels.get(level)) for level in names.CheckpointLevel},
         at_risk=risk and {**risk, "seconds": None if risk["seconds"] is None else age(risk["seconds"])},
         verdict=found.verdict,
+        verdict_why=found.verdict_why,
         failure=plain(str(cause.get("class") or view.failure_class), 40),
         reason=plain(view.reason or str(cause.get("detail") or "")),
         next=plain(next_steps.next_step(view, cause)),
@@ -64,6 +66,13 @@ def run(view: RunView, found: RunFiles, stopped_by: int | None = None) -> Run:
         stalled_s=None if view.stalled_s is None else age(view.stalled_s),
         stopped_by=stopped_by,
     )
+
+
+def began(view: RunView, found: RunFiles) -> bool:
+    """False of a run that ended before any attempt: what it comes after failed, or it was stopped in the queue."""
+    if not view.ended or view.exit_code is not None or view.step or found.log.size_bytes:
+        return True
+    return view.state not in (RunState.FAILED, RunState.STOPPED)
 
 
 def _level(item: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -114,7 +123,7 @@ def gauges(beat: Mapping[str, Any]) -> dict[str, dict[str, float | None]]:
     return found
 
 
-def queue_line(command: Mapping[str, Any], command_id: str) -> QueueLine:
+def queue_line(command: Mapping[str, Any], command_id: str, *, began: bool = True) -> QueueLine:
     """`command`: of views.commands; `command_id`: of the press that sent it, else the ledger's."""
     verb = command["verb"]
     line = f"{Verb.SH}: {command['argument']}" if verb == Verb.SH else command["line"]
@@ -127,6 +136,7 @@ def queue_line(command: Mapping[str, Any], command_id: str) -> QueueLine:
         why=plain("; ".join(filter(None, (command["waits_for"], command["reason"])))),
         exit_code=command["exit_code"],
         t=command["updated"],
+        began=began,
     )
 
 

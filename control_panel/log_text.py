@@ -83,6 +83,9 @@ class LogTail:
         self._offset = -1  # -1: not read yet
         self._rest = b""
         self._skip = False  # up to the next newline: it was begun in the middle of a line
+        self._unshown = 0  # bytes that were left out and not told of yet
+        self._begins = False  # such a gap begins with the next look, and is told of at once
+        self._first = True  # what is there before the first look is older than anybody here knows
         self._mtime_ns = 0
 
     @property
@@ -91,14 +94,19 @@ class LogTail:
         return self._mtime_ns / 1e9
 
     def look(self, vm: str, now: float) -> list[LogLine]:
-        """New whole lines, and a note where some are left out. Reads at most READ_MAX_BYTES."""
+        """New whole lines, and a note where some are left out. Reads at most READ_MAX_BYTES.
+
+        Lines have `now` as their time, those of a log that is there at the first look have none: 0.
+        """
         try:
             found = self.path.stat()
         except OSError:
+            self._first = False
             return []
         if (found.st_ino, found.st_size) == (self._inode, self._offset):
             return []
         self.size_bytes, self._mtime_ns = found.st_size, found.st_mtime_ns
+        now, self._first = 0.0 if self._first else now, False
         lines = self._turned(found.st_ino, found.st_size, vm, now)
         try:
             with self.path.open("rb") as handle:
@@ -110,8 +118,9 @@ class LogTail:
         """Find the place to read from: at the first look, after a rotation, and when a shorter file took its place."""
         if self._offset < 0:
             self._inode, self._offset = inode, max(0, size - FIRST_BYTES)
-            self._skip = self._offset > 0
-            return [self._note(f"{self._offset:,} bytes before this are in the file", vm, now)] if self._skip else []
+            self._skip = self._begins = self._offset > 0
+            self._unshown = self._offset
+            return []
         lines: list[LogLine] = []
         if inode != self._inode and self._is_former(self.path.with_name(names.LOG_BEFORE)):
             lines, size = self._rest_of_former(vm, now), -1
@@ -135,20 +144,27 @@ class LogTail:
             return []
 
     def _read(self, handle: BinaryIO, size: int, vm: str, now: float) -> list[LogLine]:
-        notes = []
+        begins, self._begins = self._begins, False
         behind = size - READ_MAX_BYTES - self._offset
         if behind > 0:
-            notes.append(self._note(f"… {behind:,} bytes are not shown here; they are in the file", vm, now))
-            self._offset, self._rest, self._skip = self._offset + behind, b"", True
+            self._unshown += behind + len(self._rest)
+            self._offset, self._rest, self._skip, begins = self._offset + behind, b"", True, True
         handle.seek(self._offset)
         data = handle.read(max(0, size - self._offset))
         self._offset += len(data)
         *whole, last = (self._rest + data).split(b"\n")
-        if self._skip and whole:  # the line that was cut in the middle
-            whole, self._skip = whole[1:], False
-        self._rest = b"" if self._skip else last[last.rstrip(b"\r").rfind(b"\r") + 1 :][-_UNFINISHED_MAX_BYTES:]
+        if self._skip:  # the line that was cut in the middle: what is left of it counts as not shown
+            self._unshown += len(whole[0]) + 1 if whole else len(last)
+            self._skip, whole, last = not whole, whole[1:], last if whole else b""
+        self._rest = last[last.rstrip(b"\r").rfind(b"\r") + 1 :][-_UNFINISHED_MAX_BYTES:]
         self.bar = clean(self._rest)[:BAR_MAX] if self._rest else ""
+        notes = self._gap(vm, now) if begins or not self._skip else []
         return [*notes, *self._reader.lines(whole, vm, now)]
+
+    def _gap(self, vm: str, now: float) -> list[LogLine]:
+        unshown, self._unshown = self._unshown, 0
+        text = f"… {unshown:,} bytes are not shown here; they are in the file"
+        return [self._note(text, vm, now)] if unshown else []
 
     def _note(self, text: str, vm: str, now: float) -> LogLine:
         return LogLine(self._run, text, Level.NOTE, vm, now)

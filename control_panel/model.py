@@ -41,7 +41,7 @@ class Update:
     bridge: Mapping[str, str] | None = None  # state, url, tunnel, trouble
     stages: Sequence[Mapping[str, Any]] | None = None  # name, after, command
     next: Mapping[str, str] | None = None  # text, action
-    can: Mapping[str, bool] | None = None  # sh
+    can: Mapping[str, Any] | None = None  # sh, and why not
     project: str | None = None
 
 

@@ -140,10 +140,7 @@ class PlainPanel:
 
 def page(snapshot: Message) -> str:
     """The whole as HTML, all text escaped."""
-    lines = "\n".join(
-        escape(f"{time.strftime('%H:%M:%S', time.localtime(line['t']))} {line['run']}  {line['text']}")
-        for line in snapshot["log"][-LINES:]
-    )
+    lines = "\n".join(escape(f"{_clock(line['t'])} {line['run']}  {line['text']}") for line in snapshot["log"][-LINES:])
     queue = "".join(
         f"<li><code>{escape(line['line'])}</code> {escape(str(line['state']))} {escape(str(line['why']))}</li>"
         for line in snapshot["queue"][-5:]
@@ -153,6 +150,11 @@ def page(snapshot: Message) -> str:
     # column-reverse keeps the end in sight without a script
     log = f'<div style="{_LOG}" role="log" aria-live="off"><div>{lines}</div></div>' if lines else ""
     return f"{static.html(snapshot)}{hint}<ol>{queue}</ol>{log}"
+
+
+def _clock(t: float) -> str:
+    """A line of before the panel has no time; it keeps its place."""
+    return time.strftime("%H:%M:%S", time.localtime(t)) if t else " " * 8
 
 
 def _playing() -> str:

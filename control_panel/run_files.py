@@ -59,6 +59,12 @@ class RunFiles:
         found = self._quietly(self._results)
         return plain(str(found.get("verdict", "")), 40)
 
+    @property
+    def verdict_why(self) -> str:
+        """The metrics that the gate found wanting, in its words; "" for other runs."""
+        why = self._quietly(self._results).get("why")
+        return plain("; ".join(map(str, why[:3])), 300) if isinstance(why, list) else ""
+
     def cause(self, attempt: int) -> dict[str, Any]:
         """The verdict of this attempt's post-mortem: class, detail, hint, next_step; empty while there is none."""
         record = self._quietly(self._postmortem)

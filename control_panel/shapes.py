@@ -105,6 +105,7 @@ class Run(Shape):
     message: str = ""  # what the run itself said last
     cost: dict[str, Any] | None = None  # see run_control/run_cost.py; None where the project says nothing about money
     stalled_s: float | None = None  # so long without progress, many times what is usual
+    verdict_why: str = ""  # what the gate found wanting
     stopped_by: int | None = None  # number of the line that asked it to stop; None while none did
 
 
@@ -135,6 +136,7 @@ class QueueLine(Shape):
     why: str = ""
     exit_code: int | None = None
     t: float = 0.0
+    began: bool = True  # of a run that has ended: whether an attempt of it ever started
 
 
 @dataclass(frozen=True)

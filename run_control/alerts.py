@@ -78,13 +78,29 @@ def alerts(
 def _bridge(
     runs: Sequence[RunView], vms: Sequence[Mapping[str, Any]], live: LiveBridge | None, now: float, *, up: bool
 ) -> list[AlertView]:
-    going = [view for view in runs if not view.ended]
-    if not up and (going or any(vm["state"] == VmState.LIVE for vm in vms)):
-        more = f"; {len(going)} runs go on on their VM, and nothing of them arrives" if going else ""
-        return [AlertView("bridge-down", BAD if going else WARN, f"no bridge is running{more}", "bridgehead up")]
+    open_runs = [view for view in runs if not view.ended]
+    if not up and (open_runs or any(vm["state"] == VmState.LIVE for vm in vms)):
+        level = BAD if open_runs else WARN
+        text = "; ".join(["no bridge is running", *_without_bridge(open_runs)])
+        return [AlertView("bridge-down", level, text, "bridgehead up")]
     if live is not None and live.url and live.tunnel != NONE and live.tunnel_state == DoorState.DOWN:
         return [AlertView("tunnel-down", BAD, way_in(live, now=now), "bridgehead doctor; it is tried again by itself")]
     return []
+
+
+def _without_bridge(runs: Sequence[RunView]) -> list[str]:
+    """What becomes of the runs that have not ended: those on a VM go on, the others wait."""
+    on_vm = sum(bool(view.vm_id) and view.state not in (RunState.QUEUED, RunState.LOST) for view in runs)
+    waiting = len(runs) - on_vm
+    said = []
+    if on_vm:
+        said.append("1 run goes on on its VM, and nothing of it arrives" if on_vm == 1 else _MANY_GO_ON.format(on_vm))
+    if waiting:
+        said.append("1 run waits for it" if waiting == 1 else f"{waiting} runs wait for it")
+    return said
+
+
+_MANY_GO_ON: Final = "{} runs go on on their VMs, and nothing of them arrives"
 
 
 def _vms(runs: Sequence[RunView], vms: Sequence[Mapping[str, Any]], now: float) -> list[AlertView]:

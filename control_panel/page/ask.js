@@ -71,7 +71,7 @@ function priceFacts(text) {
 
 function chain(line) {
   if (line.state === "rejected") return `rejected: ${line.why || "see queue.txt"}`;
-  const at = REACHED[line.state] === undefined ? 0 : REACHED[line.state];
+  const at = line.began === false ? 2 : REACHED[line.state] || 0; // one that never began was taken, and that is all
   const steps = FATES.slice(0, at).map((word) => `${word} ✓`);
   const code = line.exit_code !== null && line.exit_code !== undefined ? ` (${line.exit_code})` : "";
   steps.push(line.state === "sent" ? "sent" : `${stateOf(line.state)[0]}${code}`);

@@ -2,6 +2,14 @@
 const QUEUE_SHOWN = 40;
 const QUEUE_FIRST = 8;
 
+const HERE_ONLY =
+  "The bridge has no tunnel: only a notebook on this machine can use this cell. For Colab: bridgehead down, then bridgehead up --tunnel cloudflared, "
+  + "and pair again. To try it here: bridgehead up --runtime local.";
+
+function isLoopback(url) {
+  return /^https?:\/\/(localhost|127\.[\d.]+|\[?::1\]?)(:|\/|$)/.test(url || "");
+}
+
 class Pairing {
   constructor(app) {
     this.app = app;
@@ -21,20 +29,31 @@ class Pairing {
     this.app.schedule("next");
     show(this.cell, false);
     show(this.copy, false);
+    this.failed = false;
     setText(this.text, "Making the cell…");
     this.done.focus();
     const answer = await this.app.link.send("pair", {}).answer;
     if (this.node.hidden) return;
     const cell = answer.cell || (answer.state === "done" ? answer.text : "");
     if (!cell) {
-      setText(this.text, answer.text || "No cell could be made.");
+      setText(this.text, [answer.text || "No cell could be made.", answer.next].filter(Boolean).join(". Next: "));
+      this.failed = true;
       return;
     }
-    setText(this.text, "Paste this into one cell of a notebook with a GPU and run it. It holds the pairing code, so share it with nobody. It is shown this once and is not kept in this notebook.");
+    const local = isLoopback((this.app.store.whole.bridge || {}).url);
+    const where = local ? HERE_ONLY : "Paste this into one cell of a notebook with a GPU and run it.";
+    setText(this.text, `${where} It holds the pairing code, so share it with nobody. It is shown this once and is not kept in this notebook.`);
     setText(this.cell, cell);
     show(this.cell, true);
     show(this.copy, true);
     this.copy.focus();
+  }
+
+  // No bridge, no cell: once there is one, what to do next is shown again.
+  paint(store) {
+    const up = (store.whole.bridge || {}).state === "up";
+    if (this.failed && up && !this.up) this.close(this.node.contains(this.node.getRootNode().activeElement));
+    this.up = up;
   }
 
   async copied() {
@@ -43,11 +62,12 @@ class Pairing {
     setTimeout(() => setText(this.copy.label, "Copy the cell"), 2000);
   }
 
-  close() {
+  close(back = true) {
     setText(this.cell, "");
     show(this.node, false);
+    this.failed = false;
     this.app.schedule("next");
-    this.app.header.pair.focus();
+    if (back) this.app.header.pair.focus();
   }
 }
 
@@ -77,7 +97,7 @@ class RunForm {
       this.stage.replaceChildren(...names.map((name) => h("option", { value: name }, name)));
       if (names.includes(chosen)) this.stage.value = chosen;
     }
-    allow(this.plan, names.length > 0, "bridgehead.toml has no stage yet");
+    allow(this.plan, names.length > 0, (store.whole.can || {}).why || "bridgehead.toml has no stage yet");
   }
 
   open(stage) {
@@ -124,10 +144,11 @@ class Shell {
       this.vm.replaceChildren(h("option", { value: "" }, "any VM"), ...ids.map((id) => h("option", { value: id }, id)));
       if (ids.includes(chosen)) this.vm.value = chosen;
     }
-    const can = (store.whole.can || {}).sh === true;
+    const { sh, why = "shell commands are off in bridgehead.toml" } = store.whole.can || {};
+    const can = sh === true;
     setAttr(this.box, "disabled", !can);
-    setAttr(this.box, "placeholder", can ? "shell command: nvidia-smi" : "shell commands are off in bridgehead.toml");
-    allow(this.go, can, "Shell commands are off in bridgehead.toml");
+    setAttr(this.box, "placeholder", can ? "shell command: nvidia-smi" : why);
+    allow(this.go, can, why);
   }
 
   args() {

@@ -131,7 +131,9 @@ class Detail {
     const ended = ENDED.has(run.state);
     const active = !ended && run.state !== "lost";
     allow(this.stop, !ended, "It has ended");
-    allow(this.resume, (ended && run.state !== "done") || run.state === "lost", active ? "It is still going" : "It is done");
+    const saved = Object.values(run.checkpoint || {}).some(Boolean);
+    const why = !saved ? "It has no checkpoint" : active ? "It is still going" : "It is done";
+    allow(this.resume, saved && ((ended && run.state !== "done") || run.state === "lost"), why);
     allow(this.rerun, ended, "It is still going");
     const has = (name) => (store.whole.stages || []).some((stage) => stage.name === name);
     show(this.gate, has("gate"));

@@ -84,7 +84,7 @@ class Stale {
     const since = store.heardAt ? `What you see is from ${clock(store.heardAt / 1000)}. ` : "";
     const text =
       `No word from the notebook's kernel. ${since}Your runs go on without this page. `
-      + "If the kernel was restarted, run this cell again, and reload the page if it stays silent; bridgehead status in a terminal shows the same.";
+      + "If the kernel was restarted, run this cell again, and reload the page if it stays silent or has no cell; bridgehead status in a terminal shows the same.";
     setText(this.text, text);
   }
 }
@@ -96,7 +96,7 @@ class Alerts {
   }
 
   paint(store) {
-    const alerts = [...store.whole.alerts].sort((a, b) => b.t - a.t);
+    const alerts = [...store.whole.alerts].sort((a, b) => (b.key === "project-file") - (a.key === "project-file") || b.t - a.t); // a mistake there makes others
     show(this.node, alerts.length > 0);
     keyed(this.list, alerts, (alert) => alert.key, () => this.make(), (part, alert) => {
       setAttr(part.node, "data-tone", alert.level === "bad" ? "bad" : "warn");

@@ -87,7 +87,7 @@ class Log {
 
   passes(line) {
     const { run, level, text } = this.filter;
-    if (run && line.run !== run && line.level !== "note") return false;
+    if (run && (line.runs ? !line.runs.has(run) : line.run && line.run !== run)) return false;
     if (level && line.level !== "error" && (level === "error" || !["warn", "stderr"].includes(line.level))) return false;
     return !text || line.text.toLowerCase().includes(text);
   }

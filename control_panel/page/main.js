@@ -103,6 +103,7 @@ class App {
     const store = this.store;
     if (has("runs")) this.chooseDefault();
     if (has("bridge", "cost", "project")) this.header.paint(store);
+    if (has("bridge")) this.pairing.paint(store);
     if (has("alerts")) this.alerts.paint(store);
     if (has("next", "runs", "vms")) this.next.paint(store);
     if (has("vms")) this.machines.paint(store);

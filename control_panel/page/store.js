@@ -93,7 +93,10 @@ class Store {
     const missing = fresh.length && this.lastN ? fresh[0].n - this.lastN - 1 : dropped;
     if (missing > 0) {
       const text = `${count(missing)} lines came too fast to show here. The run's log file has them all.`;
-      this.log.push({ n: this.lastN, t: fresh.length ? fresh[0].t : this.t, vm: "", run: "", level: "note", text });
+      // Whose they were is not known: they came with these. A log of one run tells of a gap that may be its own.
+      const runs = fresh.length ? new Set(fresh.map((line) => line.run)) : null;
+      const run = runs && runs.size === 1 ? fresh[0].run : "";
+      this.log.push({ n: this.lastN, t: fresh.length ? fresh[0].t : this.t, vm: "", run, runs, level: "note", text });
     }
     for (const line of fresh) this.log.push(line);
     if (fresh.length) this.lastN = fresh[fresh.length - 1].n;

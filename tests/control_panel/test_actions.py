@@ -289,6 +289,13 @@ def test_a_vm_is_given_back_by_a_line_whose_plan_tells_what_becomes_of_its_runs(
     assert _lines(seeded.project) == [f"@{VM} release:"]
 
 
+def test_a_file_that_is_in_the_way_is_named(fresh: Project) -> None:
+    fresh.queue.unlink(missing_ok=True)
+    fresh.queue.mkdir()
+    told = _act(Actions(fresh), "sync")
+    assert told["state"] == "failed" and "queue.txt: " in told["text"] and "press again" in told["next"]
+
+
 def test_export_and_gate_are_the_stages_of_that_name(fresh: Project) -> None:
     actions = Actions(fresh)
     assert _act(actions, "export")["line"] == "run:export" and _act(actions, "gate")["line"] == "run:gate"

@@ -124,6 +124,15 @@ def test_a_run_that_was_asked_to_stop_names_the_first_line_that_did(seeded: Seed
     assert rig.look()["runs"][0]["stopped_by"] == 2
 
 
+def test_a_run_that_never_began_is_on_no_vm(seeded: Seeded, rig: Rig) -> None:
+    first, second = seeded.take("run:pretrain", "run:finetune")
+    seeded.finish(first, RunState.FAILED, 1)
+    seeded.ack(second, Ack.FINISHED, RunState.FAILED)
+    taken = rig.look()
+    assert [run["vm"] for run in taken["runs"]] == [VM, ""]
+    assert [line["began"] for line in taken["queue"]] == [True, False]
+
+
 def test_while_nothing_happens_nothing_is_told(seeded: Seeded, rig: Rig) -> None:
     run_id = _started(seeded)
     seeded.status(run_id)
@@ -245,8 +254,12 @@ def test_the_parts_of_a_kernels_panel_are_joined(fresh: Project) -> None:
 
 def test_a_mistake_in_the_project_file_is_told_and_goes_when_it_is_mended(rig: Rig, fresh: Project) -> None:
     good = fresh.file.read_text()
+    rig.look()
     fresh.file.write_text(good + "\nnonsense = [\n")
-    assert "project-file" in {alert["key"] for alert in rig.look()["alerts"]}
+    broken = rig.look()
+    assert broken["alerts"][0]["key"] == "project-file" and broken["stages"]  # those of before
+    assert broken["next"]["text"].startswith("Mend the project file: bridgehead.toml:")
+    assert broken["can"] == {"sh": False, "why": "bridgehead.toml can't be read: mend it first"}
     fresh.file.write_text(good)
     taken = rig.look()
     assert taken["alerts"] == [] and taken["stages"]

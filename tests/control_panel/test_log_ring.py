@@ -115,6 +115,55 @@ def test_a_log_that_gets_ahead_is_taken_up_at_its_end_and_the_gap_is_told(tmp_pa
     assert tail.look("vm", NOW) == []
 
 
+def test_what_was_there_before_the_first_look_has_no_time_and_what_comes_after_has(tmp_path: Path) -> None:
+    log = tmp_path / names.LOG
+    log.write_bytes(b"old\n")
+    tail = LogTail(log, "r")
+    assert [line.t for line in tail.look("vm", NOW)] == [0.0]
+    with log.open("ab") as handle:
+        handle.write(b"new\n")
+    assert [line.t for line in tail.look("vm", NOW + 1)] == [NOW + 1]
+    late = LogTail(tmp_path / "late", "r")
+    assert late.look("vm", NOW) == []
+    (tmp_path / "late").write_bytes(b"begun since\n")
+    assert [line.t for line in late.look("vm", NOW + 2)] == [NOW + 2]
+
+
+def _unshown(lines: list[LogLine]) -> int:
+    notes = [line.text for line in lines if line.level is Level.NOTE]
+    return sum(int(text.split()[1].replace(",", "")) for text in notes)
+
+
+@pytest.mark.parametrize("length", [7, 1000, 3 * READ_MAX_BYTES])
+def test_every_byte_is_shown_or_counted_as_not_shown(tmp_path: Path, length: int) -> None:
+    log = tmp_path / names.LOG
+    tail = LogTail(log, "r")
+    tail.look("vm", NOW)
+    text = (b"x" * length + b"\n") * (3 * READ_MAX_BYTES // length + 1) + b"a\nb\n"
+    log.write_bytes(b"begun")
+    assert tail.look("vm", NOW) == []
+    log.write_bytes(b"begun" + text)
+    lines = tail.look("vm", NOW)
+    shown = sum(len(line.text) + 1 for line in lines if line.level is not Level.NOTE)
+    assert _texts(lines)[-2:] == ["a", "b"] and shown + _unshown(lines) == len(text) + len("begun")
+
+
+def test_the_rest_of_a_cut_line_that_goes_on_and_on_is_told_of_once_it_ends(tmp_path: Path) -> None:
+    log = tmp_path / names.LOG
+    log.write_bytes(b"x" * 2 * FIRST_BYTES)
+    tail = LogTail(log, "r")
+    notes = tail.look("vm", NOW)
+    for _ in range(4):
+        with log.open("ab") as handle:
+            handle.write(b"y" * 100)
+        assert tail.look("vm", NOW) == []
+    with log.open("ab") as handle:
+        handle.write(b"\nwhole\n")
+    lines = tail.look("vm", NOW)
+    assert _texts(lines)[-1] == "whole" and len(notes) == 1
+    assert _unshown([*notes, *lines]) == 2 * FIRST_BYTES + 401
+
+
 def test_a_first_look_begins_at_a_whole_line(tmp_path: Path) -> None:
     log = tmp_path / names.LOG
     log.write_bytes(b"".join(b"line %07d\n" % number for number in range(FIRST_BYTES // 10)))

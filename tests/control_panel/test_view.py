@@ -66,6 +66,68 @@ def test_lines_that_were_left_out_are_counted(night: Page) -> None:
     expect(night.get_by_test_id("log")).to_contain_text("1,599 lines came too fast")
 
 
+def test_a_log_of_one_run_tells_of_no_gap_of_another(night: Page) -> None:
+    first = panel_states.state("overnight")["log"][-1]["n"] + 1
+    pages.feed(night, patch(drop=700, lines=[panel_parts.line(first + 700, "on", name="probe-07")]))
+    expect(night.get_by_test_id("log")).to_contain_text("700 lines came too fast")
+    night.get_by_label("Run", exact=True).select_option("finetune-03")
+    expect(night.get_by_test_id("log")).not_to_contain_text("came too fast")
+
+
+def test_a_mistake_in_the_project_file_is_why_nothing_can_be_sent(page: Page) -> None:
+    why = "bridgehead.toml can't be read: mend it first"
+    alerts = [
+        {"key": "laptop:0", "level": "bad", "text": "an address", "next": "", "t": panel_parts.NOW},
+        {"key": "project-file", "level": "bad", "text": "not TOML", "next": "mend it", "t": panel_parts.NOW - 50},
+    ]
+    pages.show(page, {**panel_states.state("overnight"), "can": {"sh": False, "why": why}, "alerts": alerts})
+    expect(page.get_by_test_id("cmd")).to_have_attribute("placeholder", why)
+    expect(page.get_by_test_id("alerts").locator("li").first).to_contain_text("not TOML")
+
+
+def test_pairing_without_a_tunnel_says_who_can_use_the_cell(page: Page) -> None:
+    bridge = {"state": "up", "url": "http://127.0.0.1:8766", "tunnel": "none", "trouble": ""}
+    pages.show(page, {**panel_states.state("empty"), "bridge": bridge})
+    page.get_by_test_id("pair").click()
+    page.wait_for_function("kernel.commands('pair').length === 1")
+    [asked] = pages.commands(page, "pair")
+    pages.feed(page, {"k": "ack", "id": asked["id"], "state": "done", "text": "", "line": "", "cell": "CODE = 1"})
+    expect(page.get_by_test_id("pair-box")).to_contain_text("bridgehead up --tunnel cloudflared")
+    expect(page.get_by_test_id("pair-box")).to_contain_text("bridgehead up --runtime local")
+
+
+def test_pairing_without_a_bridge_says_what_to_do_and_goes_once_there_is_one(page: Page) -> None:
+    down = {"state": "down", "url": "", "tunnel": "", "trouble": ""}
+    pages.show(page, {**panel_states.state("empty"), "bridge": down})
+    page.get_by_test_id("pair").click()
+    page.wait_for_function("kernel.commands('pair').length === 1")
+    [asked] = pages.commands(page, "pair")
+    answer = {
+        "k": "ack",
+        "id": asked["id"],
+        "state": "refused",
+        "text": "no bridge",
+        "next": "bridgehead up",
+        "line": "",
+    }
+    pages.feed(page, answer)
+    expect(page.get_by_test_id("pair-box")).to_contain_text("Next: bridgehead up")
+    pages.feed(page, patch(bridge={**down, "state": "up"}))
+    expect(page.get_by_test_id("pair-box")).to_be_hidden()
+    expect(page.get_by_test_id("next")).to_be_visible()
+
+
+def test_what_never_began_and_has_no_checkpoint_is_not_said_to_have(page: Page) -> None:
+    state = panel_states.state("overnight")
+    ended = panel_parts.run("export-09", "export", vm="", state="failed", failure="upstream", order=99)
+    line = panel_parts.queue(30, "run:export", "failed", run="export-09", began=False)
+    pages.show(page, {**state, "runs": [*state["runs"], ended], "queue": [*state["queue"], line]})
+    choose(page, "export-09")
+    expect(page.get_by_test_id("resume")).to_have_attribute("aria-disabled", "true")
+    more = page.get_by_test_id("queue").locator("li").first.locator(".q-more")
+    expect(more).to_have_attribute("title", "sent ✓ → taken ✓ → failed")
+
+
 def test_it_says_that_it_is_there_and_what_it_has(night: Page) -> None:
     night.wait_for_function("kernel.command.sent.some((one) => one.k === 'seen' && one.seq === 10)")
     assert pages.sent(night, "seen")[-1]["hidden"] is False

@@ -9,7 +9,7 @@ from project_support import NOW, VM, Seeded
 from bridgehead import files, names
 from bridgehead.names import Ack, FailureClass, RunState
 from bridgehead.records import AckRecord, Heartbeat
-from run_control import alerts, views
+from run_control import alerts, project_file, views
 from run_control.alerts import AlertView
 from run_control.bridge_control import LiveBridge
 
@@ -130,6 +130,15 @@ def test_no_bridge_and_no_tunnel(seeded: Seeded) -> None:
     assert _alerts(seeded, live=None, bridge_up=True) == {}
     down = LiveBridge(1, 1, 8766, "https://x.example", "", "cloudflared", "down", NOW - 90, "no route")
     assert "no route" in _alerts(seeded, live=down)["tunnel-down"].text
+
+
+def test_without_a_bridge_runs_on_a_vm_go_on_and_others_wait(seeded: Seeded) -> None:
+    rows = seeded.ledger.take([(1, "run:pretrain")], project_file.load(seeded.project.root))
+    assert _alerts(seeded, live=None)["bridge-down"].text == "no bridge is running; 1 run waits for it"
+    seeded.ledger.deliver(VM, 0)
+    seeded.ack(rows[0].run_id, Ack.STARTED)
+    text = _alerts(seeded, live=None)["bridge-down"].text
+    assert text == "no bridge is running; 1 run goes on on its VM, and nothing of it arrives"
 
 
 def test_a_failed_run_until_its_stage_is_run_again(seeded: Seeded) -> None:
