@@ -97,7 +97,7 @@ def run(
     found = project_of(context, project)
     allowed = {names.Allow.CODE: allow_code, names.Allow.CONFIG: allow_config, names.Allow.POOL: allow_pool}
     allow = [word for word, given in allowed.items() if given]
-    if stage.endswith((spec_file.SUFFIX, *spec_file.OTHER_SUFFIXES)):
+    if spec_file.is_meant(stage):
         beside = [*(words or []), *(["--resume"] if resume else []), *(f"--allow-{word}" for word in allow)]
         return cli_specs.run_file(
             found, stage, beside, unpriced=unpriced, vm=vm, dry_run=dry_run, wait=wait, as_json=json

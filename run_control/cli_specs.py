@@ -111,7 +111,8 @@ def run_file(
     """`bridgehead run FILE.toml`. `words`: what stands beside it and has no place there."""
     from run_control import cli_runs, launching, spec_file
 
-    if not name.endswith(spec_file.SUFFIX):
+    path = Path(name) if Path(name).is_absolute() or Path(name).exists() else project.root / name
+    if not name.endswith(spec_file.SUFFIX) and not path.is_dir():
         raise UsageError(
             f"{name}: a spec file is TOML, and its name ends in {spec_file.SUFFIX}",
             hint=f'write it as {Path(name).with_suffix(spec_file.SUFFIX)}: stage = "train", [config], epochs = 4',
@@ -120,7 +121,6 @@ def run_file(
         launching.unpriced_word(unpriced)  # refuses what is no reason
     if words:
         raise UsageError("a spec file says all of its run: nothing may stand beside it", hint=f"edit {name}")
-    path = Path(name) if Path(name).is_absolute() or Path(name).is_file() else project.root / name
     line, made = spec_file.line_of_file(project, path, keep=not dry_run, unpriced=" ".join(unpriced.split()), vm=vm)
     if dry_run:
         return show_plan(project, line, made, as_json=as_json)

@@ -102,13 +102,19 @@ def answer(found: Sequence[Row], query: Query) -> list[Row]:
     for name in query.columns:
         if found and not any(_key(row, name) for row in found):
             short = {item.rpartition(".")[2] for item in known}
-            raise UsageError(f"no run has a {name!r}", hint=nearest(name, {*known, *short}))
+            raise UsageError(f"no run has a {name!r}", hint=_nearest(name, {*known, *short}))
     _one_unit(found, query)
     kept = [row for row in found if all(_fits(value_of(row, term.name), term) for term in query.terms)]
     if query.order_by:
         kept.sort(key=lambda row: _rank(value_of(row, query.order_by)), reverse=query.descending)
         kept.sort(key=lambda row: value_of(row, query.order_by) is None)  # what has no value comes last either way
     return kept[: query.limit]
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    """The names of which it is a word (`class` of `failure_class`) before those that are spelt much alike."""
+    holding = sorted(item for item in known if name.lower() in re.split(r"[._-]", item.lower()))
+    return f"did you mean {' or '.join(holding[:3])}?" if holding else nearest(name, known)
 
 
 def value_of(row: Row, name: str) -> Any:

@@ -72,6 +72,11 @@ class SpecFile(BaseModel):
     tags: list[Tag] = Field(default_factory=list)
 
 
+def is_meant(word: str) -> bool:
+    """Whether the word is a file's and no stage's name, which has neither a slash nor an ending."""
+    return word.endswith((SUFFIX, *OTHER_SUFFIXES)) or "/" in word or "\\" in word
+
+
 def read(path: Path) -> SpecFile:
     """Raises UsageError with file, line, key and the nearest name."""
     text = _text(path)

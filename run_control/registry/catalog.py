@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,6 +27,9 @@ class State(StrEnum):
 ORDER = list(State)
 ALIAS_FROM = State.BENCHMARKED  # the least that a model with an alias is
 CHAMPION = "champion"
+
+
+_RUN_NUMBER = re.compile(r"-\d{4,}(-[0-9a-f]*)?\Z")
 
 
 @dataclass
@@ -69,10 +73,15 @@ class Catalog:
     void: list[dict[str, Any]] = field(default_factory=list)
 
     def find(self, text: str) -> Model:
-        """A digest or its beginning, an alias, or a run id. Raises NotFoundError, UsageError when several match."""
+        """A digest, an alias, a run id, or the beginning of a digest or, with its number, of a run id.
+
+        Raises NotFoundError, UsageError when several match.
+        """
         if text in self.aliases:
             return self.models[self.aliases[text]]
         found = [m for m in self.models.values() if m.digest.startswith(text) or m.run_id == text] if text else []
+        if not found and _RUN_NUMBER.search(text):  # a stage alone is its newest run, registered or not
+            found = [m for m in self.models.values() if m.run_id.startswith(text)]
         if len(found) > 1:
             raise UsageError(f"{text!r} is the beginning of {len(found)} models", hint="write more of the digest")
         if not found:

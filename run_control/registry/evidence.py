@@ -15,6 +15,7 @@ from typing import Any
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, UsageError, VerificationError
 from bridgehead.names import RunState
+from bridgehead.queue_lines import nearest
 from bridgehead.records import RunRecord
 from run_control import views
 from run_control.project import Project
@@ -44,7 +45,7 @@ def digest_of(artifacts: list[dict[str, Any]]) -> str:
 
 def made_by(project: Project, text: str) -> tuple[str, dict[str, Any]]:
     """Id and results of a finished run. Raises NotFoundError, UsageError when it has not ended well."""
-    run_id = text if (project.run(text) / names.RESULTS).is_file() else views.run(project, text).run_id
+    run_id = find_run(project, text)
     folder = project.run(run_id)
     ended = files.read_json(folder / names.EXIT) or {}
     if ended.get("state") != RunState.DONE:
@@ -52,6 +53,30 @@ def made_by(project: Project, text: str) -> tuple[str, dict[str, Any]]:
             f"{run_id} has not ended well: {ended.get('state') or 'no ' + names.EXIT}", hint=f"bridgehead wait {run_id}"
         )
     return run_id, results_of(folder)
+
+
+def find_run(project: Project, text: str) -> str:
+    """The id of the run that `text` names: an id or its beginning, a stage (its newest run), also of another laptop's.
+
+    Raises NotFoundError with the nearest one, UsageError when several runs begin so.
+    """
+    folder = project.run(text)
+    if text and any((folder / name).is_file() for name in (names.RESULTS, names.RUN_RECORD)):
+        return text
+    try:
+        return views.run(project, text).run_id
+    except NotFoundError:
+        there = sorted(path.name for path in project.inbox.iterdir()) if project.inbox.is_dir() else []
+    alike = [name for name in there if text and name.startswith(text)]
+    if len(alike) > 1:
+        raise UsageError(f"{len(alike)} runs begin with {text!r}", hint=f"say which: {', '.join(alike[-5:])}")
+    if not alike:
+        guess = f"{nearest(text, there)} " if there else ""
+        raise NotFoundError(
+            f"neither a model nor a run: {text[:80]!r}",
+            hint=f"{guess}bridgehead models and bridgehead status list them",
+        )
+    return alike[0]
 
 
 def results_of(folder: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.records import RunRecord
-from run_control import views
 from run_control.project import Project
 from run_control.registry import evidence
 from run_control.registry.catalog import Catalog
@@ -20,7 +19,7 @@ def of(project: Project, known: Catalog, text: str) -> dict[str, Any]:
     try:
         model = known.find(text)
     except NotFoundError:
-        return {"model": "", "state": "", "run": _run(project, _run_id(project, text), ())}
+        return {"model": "", "state": "", "run": _run(project, evidence.find_run(project, text), ())}
     tree = _run(project, model.run_id, ())
     if not tree["known"]:  # the run's own records are gone; the registry kept where it comes from
         parents = {stage: _run(project, run_id, (model.run_id,)) for stage, run_id in model.origin["parents"].items()}
@@ -32,12 +31,6 @@ def lines(tree: dict[str, Any]) -> list[str]:
     """The tree as a person reads it."""
     top = [f"model {tree['model'][:12]} ({tree['state']})"] if tree["model"] else []
     return [*top, *_shown(tree["run"], 1 if top else 0)]
-
-
-def _run_id(project: Project, text: str) -> str:
-    if (project.run(text) / names.RUN_RECORD).is_file():
-        return text
-    return views.run(project, text).run_id
 
 
 def _run(project: Project, run_id: str, above: tuple[str, ...]) -> dict[str, Any]:

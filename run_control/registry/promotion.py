@@ -103,12 +103,7 @@ def _model(project: Project, journal: Journal, text: str, name: str) -> Model:
     try:
         return known.find(text)
     except NotFoundError:
-        try:
-            run_id, results = evidence.made_by(project, text)
-        except NotFoundError:
-            raise NotFoundError(
-                f"neither a model nor a run: {text!r}", hint="bridgehead models, bridgehead status"
-            ) from None
+        run_id, results = evidence.made_by(project, text)
     return _register(project, journal, run_id, results, name)
 
 

@@ -150,6 +150,11 @@ def test_what_has_no_place_beside_a_spec_file_is_refused(bridgehead: Call, proje
     (project.root / "arm.toml").write_text('stage = "train"\n')
     for words in (("--resume", "x"), ("--allow-code",)):
         assert bridgehead("run", "arm.toml", *words).code == 2
+    (project.root / "arms").mkdir()
+    (project.root / "arms" / "one.toml").write_text('stage = "train"\n')
+    answer = bridgehead("run", "arms/")
+    assert answer.code == 2 and "arms is a folder" in answer.err and "one.toml" in answer.err
+    assert "did you mean one.toml?" in bridgehead("run", "arms/on.toml").err
     answer = bridgehead("run", "arms/y.yaml")
     assert answer.code == 2 and "a spec file is TOML" in answer.err and "arms/y.toml" in answer.err
 

@@ -66,6 +66,7 @@ def test_csv_has_the_names_that_were_asked_about(say: Any) -> None:
     [
         ("stage", "not a term"),
         ("stag=finetune", "did you mean stage?"),
+        ("class=oom", "did you mean failure_class?"),
         ("stage<3", "is text here"),
         ("clips>many", "is none"),
         ("clips>nan", "is none"),

@@ -82,7 +82,22 @@ def test_of_several_gates_the_newest_counts(lab: Lab, say: Any) -> None:
 def test_a_run_that_failed_or_that_nobody_knows(lab: Lab, say: Any) -> None:
     lab.train(state=RunState.FAILED)
     assert say("promote", TRAIN).code == 2
-    assert say("promote", "nobody").code == 6
+    for command in ("promote", "lineage"):
+        answer = say(command, "finetun-0002")
+        assert answer.code == 6 and "neither a model nor a run: 'finetun-0002'" in answer.err and TRAIN in answer.err
+
+
+def test_the_beginning_of_a_run_is_enough(lab: Lab, say: Any) -> None:
+    lab.train()
+    lab.judge()
+    begin = TRAIN[: TRAIN.index("-", 9)]
+    assert say("lineage", begin, "--json").data["run"]["run_id"] == TRAIN
+    assert say("promote", begin, "--json").data["run_id"] == TRAIN
+    assert say("lineage", begin, "--json").data["model"]
+    assert say("demote", begin, "--to", "raw", "--reason", "a look", "--json").data["state"] == "raw"
+    lab.train("finetune-0002-bbbbbb", seed=1)
+    answer = say("promote", "finetune-0002-b", "--json")
+    assert answer.code == 9 and "finetune-0002-bbbbbb" in answer.err
 
 
 def test_no_step_can_be_left_out(lab: Lab, say: Any) -> None:
