@@ -86,6 +86,7 @@ class PlainPanel:
             except Exception as error:  # noqa: BLE001  edge of a widget callback: a person gets a sentence, never silence
                 answer = {"state": "failed", "text": str(error), "line": ""}
             words = " ".join(str(answer.get(key, "")) for key in ("line", "state", "text"))
+            words += f". Next: {answer['next']}" if answer.get("next") else ""
             self.said.value = f'<span role="status">{escape(words)}</span>'
 
         threading.Thread(target=work, name="bridgehead-panel-press", daemon=True).start()

@@ -35,7 +35,7 @@ def shown() -> Iterator[tuple[plain.PlainPanel, Source, list[dict[str, Any]]]]:
 
     def act(command: dict[str, Any]) -> dict[str, Any]:
         acted.append(command)
-        return {"state": "sent", "line": f"stop:{command['args'].get('run')}", "text": "<b>taken</b>"}
+        return {"state": "sent", "line": f"stop:{command['args'].get('run')}", "text": "<b>taken</b>", "next": "wait"}
 
     panel = plain.PlainPanel(source, act)
     yield panel, source, acted
@@ -60,7 +60,13 @@ def test_a_press_is_done_once_on_another_thread_and_its_answer_shown_as_text(sho
     panel.do("stop", {"run": panel.run.value, "now": False})
     wait_until(lambda: "taken" in panel.said.value, 20, what="the answer")
     assert [command["verb"] for command in acted] == ["stop"]
-    assert "<b>" not in panel.said.value
+    assert "<b>" not in panel.said.value and "Next: wait" in panel.said.value
+
+
+def test_a_line_of_before_the_panel_has_no_time() -> None:
+    state = panel_states.state("overnight")
+    old = {**state["log"][-1], "t": 0.0, "text": "an old line"}
+    assert f"{' ' * 9}{old['run']}  an old line" in plain.page({**state, "log": [old]})
 
 
 def test_pause_keeps_what_is_on_the_page(shown: Any) -> None:
