@@ -7,7 +7,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from bridgehead import image, names
-from bridgehead.names import RunState
+from bridgehead.names import FailureClass, RunState
 from bridgehead.queue_lines import Verb
 from control_panel.log_text import plain
 from control_panel.run_files import RunFiles
@@ -70,9 +70,10 @@ def run(view: RunView, found: RunFiles, stopped_by: int | None = None) -> Run:
 
 def began(view: RunView, found: RunFiles) -> bool:
     """False of a run that ended before any attempt: what it comes after failed, or it was stopped in the queue."""
-    if not view.ended or view.exit_code is not None or view.step or found.log.size_bytes:
+    if view.state not in (RunState.FAILED, RunState.STOPPED) or view.exit_code is not None or view.step:
         return True
-    return view.state not in (RunState.FAILED, RunState.STOPPED)
+    upstream = view.failure_class == FailureClass.UPSTREAM and view.attempt == 1  # its VM says so in the log
+    return found.log.size_bytes > 0 and not upstream
 
 
 def _level(item: Mapping[str, Any] | None) -> dict[str, Any] | None:

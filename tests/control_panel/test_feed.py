@@ -13,8 +13,8 @@ from project_support import NOW, VM, Seeded
 
 from bridge_client import Uploader, live_bridge
 from bridgehead import files, names
-from bridgehead.names import Ack, RunState
-from bridgehead.records import Heartbeat
+from bridgehead.names import Ack, FailureClass, RunState
+from bridgehead.records import AckRecord, Heartbeat
 from control_panel.actions import Actions
 from control_panel.engine import Engine
 from control_panel.feed import Feed
@@ -127,7 +127,10 @@ def test_a_run_that_was_asked_to_stop_names_the_first_line_that_did(seeded: Seed
 def test_a_run_that_never_began_is_on_no_vm(seeded: Seeded, rig: Rig) -> None:
     first, second = seeded.take("run:pretrain", "run:finetune")
     seeded.finish(first, RunState.FAILED, 1)
-    seeded.ack(second, Ack.FINISHED, RunState.FAILED)
+    row = seeded.ledger.find_run(second)
+    end = AckRecord(VM, Ack.FINISHED, row.attempt, state=RunState.FAILED, failure_class=FailureClass.UPSTREAM)
+    seeded.ledger.ack(row.id, end)
+    _log(seeded, second, "--- failed: what it comes after did not succeed\n")  # as a VM does
     taken = rig.look()
     assert [run["vm"] for run in taken["runs"]] == [VM, ""]
     assert [line["began"] for line in taken["queue"]] == [True, False]
