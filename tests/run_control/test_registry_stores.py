@@ -71,19 +71,20 @@ def test_two_writers_on_s3_lose_nothing_and_share_one_order(s3: str, tmp_path: P
 
 
 def test_two_writers_on_drive_lose_nothing_and_share_one_order(drive: DriveServer, tmp_path: Path) -> None:
-    found = _two_write(tmp_path, lambda: drive_api(drive, token_file(tmp_path)))
+    token = token_file(tmp_path)
+    found = _two_write(tmp_path, lambda: drive_api(drive, token))
     assert _is_whole(found) and [entry.seq for entry in found] == list(range(1, 2 * EACH + 1))
     assert entries.check_chain(found) == []
 
 
 def test_on_a_drive_that_lists_late_nothing_is_lost_either(drive: DriveServer, tmp_path: Path) -> None:
     """Claims may not see each other then: two entries can get one number, and both stay in an order that all share."""
-    drive.list_lag_s = 0.3
-    _two_write(tmp_path, lambda: drive_api(drive, token_file(tmp_path)))
+    drive.list_lag_s, token = 0.3, token_file(tmp_path)
+    _two_write(tmp_path, lambda: drive_api(drive, token))
     drive.list_lag_s = 0.0
     orders = []
     for reader in ("one", "two", "four"):
-        found = Journal(tmp_path / reader, drive_api(drive, token_file(tmp_path)), PREFIX, reader).entries()
+        found = Journal(tmp_path / reader, drive_api(drive, token), PREFIX, reader).entries()
         assert _is_whole(found)
         orders.append([entry.digest for entry in found])
     assert orders[0] == orders[1] == orders[2]
