@@ -42,7 +42,7 @@ def plan(project: Project, text: str = "") -> ReleasePlan:
     vm_id = str(vm["vm_id"])
     runs = [view for view in views.runs(project) if view.vm_id == vm_id and not view.ended]
     others = [other["vm_id"] for other in known if other["state"] == VmState.LIVE and other["vm_id"] != vm_id]
-    stored = bool((vm["heartbeat"].get("store") or {}).get("ok"))
+    stored = bool(vm["heartbeat"].get("store"))  # one that is ill just now is waited for
     lines = [_fate(view, stored=stored, others=others) for view in runs]
     lines.append(f"{vm_id} gives itself back once all that it holds is safe")
     return ReleasePlan(
@@ -89,6 +89,9 @@ def _warnings(vm: dict[str, Any], runs: Sequence[RunView], *, stored: bool, othe
     moving = [view.run_id for view in runs if view.stage != Verb.SH] if stored else []
     if moving and not others:
         found.append(f"no other VM is live: {', '.join(moving)} will wait until you pair one")
+    store = vm["heartbeat"].get("store") or {}
+    if moving and not store.get("ok"):
+        found.append(f"its store is ill ({store.get('error') or 'it does not answer'}): the VM waits until it is well")
     cell_s = vm["heartbeat"].get("cell_age_s")
     if vm["state"] == VmState.SILENT:
         found.append("the bridge does not hear of it: the line waits until it speaks again")

@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 
 from bench.panel_night import Night
 from run_control import panel_server
+from support import wait_until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 WIDTHS = (1600, 900, 480)
@@ -52,7 +53,10 @@ def crowd(night: Night) -> Iterator[panel_server.PanelServer]:
 def test_all_of_a_crowd_is_there_at_each_width(context: Any, crowd: panel_server.PanelServer, night: Night) -> None:
     panel = PanelTab(context, crowd.url).open()
     panel.expect_live()
-    panel.page.keyboard.press("Control+b")  # JupyterLab's list of files leaves a narrow page no room
+    files = panel.page.locator(".jp-SideBar.jp-mod-left .lm-TabBar-tab.lm-mod-current")
+    if files.count():  # JupyterLab's list of files leaves a narrow page no room
+        files.first.click()
+        expect(files).to_have_count(0)
     names = [f"vm-{vm_id}" for vm_id in night.vm_ids] + [f"run-{run_id}" for run_id in night.run_ids]
     assert len(names) == 25
     for width in WIDTHS:
@@ -62,6 +66,6 @@ def test_all_of_a_crowd_is_there_at_each_width(context: Any, crowd: panel_server
         panel.page.wait_for_function(
             "([panel, width]) => panel.clientWidth > 0 && panel.clientWidth < width", arg=[node.element_handle(), width]
         )
-        assert node.evaluate(INSIDE, names) == [], width
-        assert node.evaluate(TOO_WIDE) == [], width
+        wait_until(lambda: not node.evaluate(INSIDE, names), 20, what=f"all of it within {width}")  # noqa: B023
+        wait_until(lambda: not node.evaluate(TOO_WIDE), 20, what=f"nothing wider than {width}")  # noqa: B023
     assert not panel.faults, panel.faults

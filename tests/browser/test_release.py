@@ -27,6 +27,8 @@ def test_a_vm_is_given_back_and_its_run_goes_on_on_the_next_one(
     run_id = rig.await_run("train", 0)
     rig.await_checkpoint(run_id)
     [vm_id] = [vm["vm_id"] for vm in views.vms(rig.project)]
+    # The plan says what the VM has said of its store, and its first word of that may come after the first checkpoint.
+    wait_until(lambda: (views.vms(rig.project)[0]["heartbeat"].get("store") or {}).get("ok"), 60, what="its store")
     panel.at(f"release-{vm_id}").click()
     ask = panel.at(f"vm-{vm_id}").get_by_test_id("ask-release")
     expect(ask).to_contain_text(f"@{vm_id} release:", timeout=60_000)

@@ -88,3 +88,10 @@ def test_the_command_shows_the_plan_and_asks_for_a_word_when_a_run_is_under_way(
     sent = bridgehead("vm", "release", "--yes", "--json", cwd=seeded.project.root)
     assert sent.data["plan"]["under_way"] == [run_id] and sent.data["queued"]["line"] == LINE
     assert seeded.project.queue.read_text().count(LINE) == 1
+
+
+def test_a_store_that_is_ill_just_now_is_a_warning_and_no_want_of_one(seeded: Seeded) -> None:
+    _beat(seeded, store={"ok": False, "error": "it does not answer"})
+    run_id = _started(seeded, "run:pretrain")
+    plan = releasing.plan(seeded.project)
+    assert plan.lines[0].startswith(f"{run_id} saves a checkpoint") and "its store is ill" in plan.warnings[1]
