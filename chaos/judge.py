@@ -105,7 +105,7 @@ def _judge_commands(world: World, verdict: Verdict, views: list[RunView], shells
 def _judge_run(world: World, verdict: Verdict, view: RunView, reference: Reference) -> None:
     folder = world.project.run(view.run_id)
     for item in names.GROWING_FILES:
-        lives = world.lives_of(view.run_id, item)
+        lives = world.lives_of(view.run_id, item, view.attempt)
         copy = (folder / item).read_bytes() if (folder / item).exists() else b""
         if lives:
             verdict.judge_log(f"{view.run_id}/{item}", copy, lives)

@@ -48,23 +48,20 @@ def records(copy: bytes) -> tuple[int, int]:
     return missing, doubled
 
 
-def sent_away(journal: bytes) -> set[str]:
-    """The runs that a VM took up from the store, never started, and let go: the laptop knew that they had ended.
+def taken(journal: bytes) -> dict[str, int]:
+    """The highest attempt of each run that a VM took, by its journal.
 
-    What such a VM put into the log is its own word of having taken the run up. The bridge refuses it with the attempt.
+    With the laptop off a VM may take up from the store what had ended at the laptop already: the dead VM's last word
+    was not in the store yet. The bridge refuses that attempt and all that it wrote; the run is the one that had ended.
     """
-    runs: dict[str, str] = {}
-    begun, let_go = set(), set()
+    found: dict[str, int] = {}
     for line in journal.splitlines():
         with contextlib.suppress(ValueError, KeyError, TypeError):  # the last line may be torn
             entry = json.loads(line)
-            if "command" in entry:
-                runs[entry["id"]] = entry["command"]["run_id"]
-            if entry["step"] in ("starting", "started"):
-                begun.add(entry["id"])
-            elif entry["step"] == "abandoned":
-                let_go.add(entry["id"])
-    return {runs[found] for found in let_go - begun if found in runs}
+            if entry["step"] == "accepted" and "command" in entry:
+                run_id = entry["command"]["run_id"]
+                found[run_id] = max(found.get(run_id, 0), int(entry["attempt"]))
+    return found
 
 
 def _match(copy: bytes, lives: list[Life], index: int, at: int, used: dict[str, int], best: list[int]) -> bool:

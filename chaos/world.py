@@ -25,7 +25,7 @@ from typing import Any
 
 from bridgehead import files, names, processes
 from chaos import mounts, stores, workload
-from chaos.log_check import Life, sent_away
+from chaos.log_check import Life, taken
 from chaos.proxy import AWAY, Proxy
 from chaos.relay import Relay, free_port
 from chaos.store_check import StoredRun
@@ -76,6 +76,7 @@ class VmLife:
     vm: str
     attempt: int
     files: dict[str, bytes]
+    taken: int = 0  # the highest attempt of the run that this VM's journal has; 0 when that is not known
 
 
 @dataclass
@@ -279,18 +280,19 @@ class World:
 
     def note_lives(self, name: str) -> None:
         """Remember the growing files of a VM's runs as they are now: its last words."""
-        away = sent_away(_bytes(self.home(name) / names.VM_STATE / names.VM_JOURNAL))
+        attempts_of = taken(_bytes(self.home(name) / names.VM_STATE / names.VM_JOURNAL))
         for run_dir in sorted(self.home(name).glob(f"{names.VM_RUNS}/*")):
-            if run_dir.name in away:
-                continue
             data = {item: _bytes(run_dir / item) for item in names.GROWING_FILES}
             known = [life for life in self.lives.get(run_dir.name, []) if life.vm != name]
             attempts = {int(found) for found in _ATTEMPT.findall(data[names.LOG])}
-            self.lives[run_dir.name] = known + [VmLife(name, attempt, data) for attempt in sorted(attempts)]
+            self.lives[run_dir.name] = known + [
+                VmLife(name, attempt, data, attempts_of.get(run_dir.name, 0)) for attempt in sorted(attempts)
+            ]
 
-    def lives_of(self, run_id: str, item: str) -> list[Life]:
-        """The lives of a growing file in the order of their attempts."""
-        ordered = sorted(self.lives.get(run_id, []), key=lambda life: life.attempt)
+    def lives_of(self, run_id: str, item: str, ended_as: int) -> list[Life]:
+        """The lives of a growing file in the order of their attempts, up to the one as which the run ended."""
+        counted = [life for life in self.lives.get(run_id, []) if life.taken <= ended_as]
+        ordered = sorted(counted, key=lambda life: life.attempt)
         return [Life(life.vm, life.files[item]) for life in ordered if life.files[item]]
 
     # --- what can be seen ----------------------------------------------------------------------------
