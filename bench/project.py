@@ -52,11 +52,11 @@ for number in range(200):
     print(f"{number} {time.time():.6f}", flush=True)
     time.sleep(0.05)
 """
-_FLOOD = """\
+FLOOD = """\
 import sys, time
 import bridgehead
 run = bridgehead.current_run()
-rate, seconds = int(run.config["rate"]), float(run.config["seconds"])
+rate, seconds = int(run.config.get("rate", 10_000)), float(run.config.get("seconds", 10))
 begin, n = time.monotonic(), 0
 while time.monotonic() - begin < seconds and not run.should_stop:
     due = int((time.monotonic() - begin) * rate)
@@ -67,6 +67,7 @@ while time.monotonic() - begin < seconds and not run.should_stop:
 print(f"FLOOD-END {n}", flush=True)
 if run.should_stop:
     run.exit_stopped()
+run.results({"lines": float(n)})
 """
 # With AdamW's two moments 12 MiB.
 BUILD = """\
@@ -141,7 +142,7 @@ def bench_project() -> Iterator[BenchProject]:
         (root / names.PROJECT_FILE).write_text(_TOML.format(marks=json.dumps(str(project.marks))))
         (root / "stamp.sh").write_text(_STAMP.format(stamps=project.stamps))
         (root / "lines.py").write_text(_LINES)
-        (root / "flood.py").write_text(_FLOOD)
+        (root / "flood.py").write_text(FLOOD)
         (root / "steps.py").write_text(BUILD + _STEPS)
         project.command("up", "--runtime", "local", "--tunnel", "none", "--port", "0")
         yield project

@@ -11,10 +11,10 @@ from bridge.ledger_rows import VmState
 from bridgehead.errors import BridgeheadError, NotFoundError, UsageError
 from bridgehead.queue_lines import Verb, nearest
 from run_control import local_vms, queue_writer, views
+from run_control.alerts import CELL_SILENT_S
 from run_control.project import Project
 from run_control.views import RunView
 
-CELL_SILENT_S: Final = 120.0  # the cell says every few seconds that it runs; after this it does not
 _THERE: Final = (VmState.LIVE, VmState.SILENT)
 
 

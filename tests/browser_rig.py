@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.project import FLOOD
 from bridgehead import names
 from run_control import bridge_control, local_vms, views
 from run_control.project import Project
@@ -76,8 +77,10 @@ def make_project(folder: Path, more: str = "") -> Project:
     """Stages `train`, `hostile` and `flood`, each a short script of its own."""
     folder.mkdir(parents=True)
     text = _PROJECT
-    for name in ("train", "hostile", "flood"):
+    for name in ("train", "hostile"):
         shutil.copy(_STAGES / f"{name}.py", folder / f"{name}.py")
+    (folder / "flood.py").write_text(FLOOD)
+    for name in ("train", "hostile", "flood"):
         text += _STAGE.format(name=name)
     (folder / names.PROJECT_FILE).write_text(text + more)
     project = Project(folder)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from browser_rig import Rig
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 from playwright.sync_api import TimeoutError as NotYet
 
@@ -124,3 +126,22 @@ class PanelTab:
 
     def close(self) -> None:
         self.page.close()
+
+
+def queue_reload_and_stop(panel: PanelTab, rig: Rig, before: Callable[[], object] = lambda: None) -> None:
+    """The first minutes in a front end: a run is queued, a reload shows it again, and it is stopped before a VM had it.
+
+    `before`: what has to be so before the reload.
+    """
+    expect(panel.at("next")).to_be_visible(timeout=WAIT_MS)
+    panel.run("train", "steps=40")
+    run_id = rig.await_run("train", 0)
+    panel.expect_text("queue", "run:train steps=40")
+    panel.save()
+    before()
+    panel.page.reload()
+    panel.expect_live()
+    panel.choose(run_id)
+    panel.stop()
+    panel.expect_state(run_id, "stopped")  # no VM had it yet
+    assert rig.project.queue.read_text().count(f"stop:{run_id}") == 1

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 from browser_rig import Rig
-from panel_tab import WAIT_MS, PanelTab
-from playwright.sync_api import expect
+from panel_tab import PanelTab, queue_reload_and_stop
 
 PLACE = os.environ.get("BRIDGEHEAD_LAB3", "")
 ROOT = Path(__file__).parents[2]
@@ -60,17 +59,7 @@ def panel(context: Any, url: str) -> PanelTab:
 
 
 def test_a_run_is_queued_and_stopped_and_a_reload_shows_it_again(panel: PanelTab, rig: Rig) -> None:
-    expect(panel.at("next")).to_be_visible(timeout=WAIT_MS)
-    panel.run("train", "steps=40")
-    run_id = rig.await_run("train", 0)
-    panel.expect_text("queue", "run:train steps=40")
-    panel.save()
-    panel.page.reload()
-    panel.expect_live()
-    panel.choose(run_id)
-    panel.stop()
-    panel.expect_state(run_id, "stopped")  # no VM had it yet
-    assert rig.project.queue.read_text().count(f"stop:{run_id}") == 1
+    queue_reload_and_stop(panel, rig)
 
 
 def test_while_a_cell_keeps_the_kernel_busy_a_press_says_so_and_acts_once_after_it(panel: PanelTab, rig: Rig) -> None:

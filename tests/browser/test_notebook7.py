@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from browser_rig import Rig
-from panel_tab import WAIT_MS, PanelTab
-from playwright.sync_api import expect
+from panel_tab import PanelTab, queue_reload_and_stop
 
 from run_control import panel_server
 from support import wait_until
@@ -29,16 +28,7 @@ def panel(context: Any, serve: Callable[[str], panel_server.PanelServer]) -> Pan
 
 
 def test_a_run_is_queued_and_stopped_and_a_reload_shows_it_again(panel: PanelTab, rig: Rig) -> None:
-    expect(panel.at("next")).to_be_visible(timeout=WAIT_MS)
-    panel.run("train", "steps=40")
-    run_id = rig.await_run("train", 0)
-    panel.expect_text("queue", "run:train steps=40")
-    panel.save()
     saved = rig.project.root / panel_server.NOTEBOOK
-    wait_until(lambda: "widget-view" in saved.read_text(), 60, what="the saved notebook")
-    panel.page.reload()
-    panel.expect_live()
-    panel.choose(run_id)
-    panel.stop()
-    panel.expect_state(run_id, "stopped")  # no VM had it yet
-    assert rig.project.queue.read_text().count(f"stop:{run_id}") == 1
+    queue_reload_and_stop(
+        panel, rig, before=lambda: wait_until(lambda: "widget-view" in saved.read_text(), 60, what="the saved notebook")
+    )
