@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 _SAID = b"--- "
 _HEADER = _SAID + b"attempt "
+_ATTEMPT = re.compile(rb"^" + _HEADER + rb"(\d+) on ", re.M)
 _ALIKE_BYTES = 64  # lines of two lives may begin alike for so long: `{"v": 1, "at": 1796042` and the attempt
 _RECORD = re.compile(rb"\[([0-9a-f]{8}):(\d{6})\] (\d{6})\n")
 
@@ -62,6 +63,15 @@ def taken(journal: bytes) -> dict[str, int]:
                 run_id = entry["command"]["run_id"]
                 found[run_id] = max(found.get(run_id, 0), int(entry["attempt"]))
     return found
+
+
+def attempts_in(log: bytes, highest: int) -> list[int]:
+    """The attempts that wrote a VM's log, by its headers; a full disk may have let none through, but later words.
+
+    `highest`: the one that the VM's journal has, 0 when that is not known.
+    """
+    found = {int(number) for number in _ATTEMPT.findall(log)}
+    return sorted(found) or [max(1, highest)]
 
 
 def _match(copy: bytes, lives: list[Life], index: int, at: int, used: dict[str, int], best: list[int]) -> bool:

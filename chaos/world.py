@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +24,7 @@ from typing import Any
 
 from bridgehead import files, names, processes
 from chaos import mounts, stores, workload
-from chaos.log_check import Life, taken
+from chaos.log_check import Life, attempts_in, taken
 from chaos.proxy import AWAY, Proxy
 from chaos.relay import Relay, free_port
 from chaos.store_check import StoredRun
@@ -43,7 +42,6 @@ from compute_backends.local_notebook import LocalNotebook
 vms, drive, notebook = map(pathlib.Path, sys.argv[1:])
 print(LocalNotebook(vms, drive).start(VmRequest(notebook)).name)
 """
-_ATTEMPT = re.compile(rb"^--- attempt (\d+) on ", re.M)
 _KILLS = 100
 _LAPTOP_DISK_MB = 160
 _VM_DISK_MB = 200
@@ -284,10 +282,9 @@ class World:
         for run_dir in sorted(self.home(name).glob(f"{names.VM_RUNS}/*")):
             data = {item: _bytes(run_dir / item) for item in names.GROWING_FILES}
             known = [life for life in self.lives.get(run_dir.name, []) if life.vm != name]
-            attempts = {int(found) for found in _ATTEMPT.findall(data[names.LOG])}
-            self.lives[run_dir.name] = known + [
-                VmLife(name, attempt, data, attempts_of.get(run_dir.name, 0)) for attempt in sorted(attempts)
-            ]
+            highest = attempts_of.get(run_dir.name, 0)
+            attempts = attempts_in(data[names.LOG], highest)
+            self.lives[run_dir.name] = known + [VmLife(name, attempt, data, highest) for attempt in attempts]
 
     def lives_of(self, run_id: str, item: str, ended_as: int) -> list[Life]:
         """The lives of a growing file in the order of their attempts, up to the one as which the run ended."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -63,8 +64,10 @@ class PanelTab:
         self.page.locator("#jp-main-statusbar").get_by_text("| Idle").wait_for()
 
     def restart_kernel(self) -> None:
-        """By the button of the toolbar, and once more by the one of the dialog."""
-        self.page.get_by_role("button", name="Restart the kernel", exact=True).click()
+        """By its keys (a narrow toolbar hides the button), and by the button of the dialog."""
+        self._into_command_mode()
+        self.page.keyboard.press("0")
+        self.page.keyboard.press("0")
         self.accept()
 
     def accept(self) -> None:
@@ -79,12 +82,20 @@ class PanelTab:
 
     def new_cell(self, code: str) -> None:
         """A cell below, run at once."""
-        self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea-editor").first.click()
-        self.page.keyboard.press("Escape")
+        self._into_command_mode()
         self.page.keyboard.press("b")
         self.page.keyboard.press("Enter")
         self.page.keyboard.insert_text(code)
         self.page.keyboard.press("Control+Enter")
+
+    def await_busy(self) -> None:
+        """The notebook's sign says that a cell runs; it is there also where a narrow toolbar hides it."""
+        sign = self.page.locator('.jp-Notebook-ExecutionIndicator[data-status="busy"]').first
+        sign.wait_for(state="attached")
+
+    def _into_command_mode(self) -> None:
+        self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputArea-editor").first.click()
+        self.page.keyboard.press("Escape")
 
     # --- what is on the panel ------------------------------------------------------------------------
 
@@ -115,9 +126,12 @@ class PanelTab:
         self.at(f"run-{run_id}").get_by_role("button", name=run_id).click()
 
     def stop(self) -> None:
-        """Both presses."""
-        self.at("stop").click()
-        self.at("stop-save").click()
+        """Both presses; the panel takes its choice back when the second one takes too long."""
+        for _ in range(5):
+            self.at("stop").click()
+            with contextlib.suppress(NotYet):
+                return self.at("stop-save").click(timeout=8000)
+        raise AssertionError("the choice after Stop never waited for its press")
 
     def ask(self, button: str, name: str = "detail") -> None:
         """Press a button that shows its line first, and send that."""

@@ -248,3 +248,10 @@ def test_a_journal_tells_the_highest_attempt_of_each_run_that_its_vm_took() -> N
     journal = accepted("c1", "run-1", 1) + accepted("c2", "run-2", 2) + accepted("c1", "run-1", 3) + again
     assert log_check.taken(journal + b'{"step": "acce') == {"run-1": 3, "run-2": 2}
     assert log_check.taken(b"") == {}
+
+
+def test_a_log_whose_header_a_full_disk_swallowed_is_a_life_too() -> None:
+    words = b"--- exit code 1 while this VM's disk was full: retry 1 of 20\n"
+    assert log_check.attempts_in(b"--- attempt 1 on vm-a\n" + words + b"--- attempt 3 on vm-a\n", 3) == [1, 3]
+    assert log_check.attempts_in(words, 2) == [2] and log_check.attempts_in(words, 0) == [1]
+    assert log_check.attempts_in(b"", 1) == [1], "a file beside the log may have words of its own"
