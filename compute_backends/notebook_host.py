@@ -11,6 +11,7 @@ import os
 import queue
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from compute_backends.local_notebook import CELL_LOG, CELL_RUNNING, CONTENT, HOS
 
 _POLL_S = 0.2
 _READY_S = 60.0
+_NUDGE_S = 1.0
+_STARTS = 3  # another program may take a port between its choice and the kernel's own bind
 _KERNEL_ARGV = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
 
@@ -48,8 +51,7 @@ class NotebookHost:
         self._notebook = notebook
         self._cells: list[str] = []
         self._interrupt = self._rerun = self._leave = False
-        self._manager: Any = KernelManager(kernel_spec_manager=_ThisPython())
-        self._manager.connection_file = str(folder / "kernel.json")
+        self._manager: Any = None
         self._client: BlockingKernelClient | None = None
         self._waiting_for = ""  # message id of the cell in execution
         self._ran = 0
@@ -88,17 +90,52 @@ class NotebookHost:
         self._read_output()
 
     def _start_kernel(self) -> None:
+        """A kernel with ports of its own. Raises RuntimeError when none answers."""
         if self._client is not None:
             self._client.stop_channels()
-            self._manager.cleanup_resources(restart=True)
+            self._client = None
+            self._manager.cleanup_resources()
+        for start in range(1, _STARTS + 1):
+            self._manager = KernelManager(kernel_spec_manager=_ThisPython())
+            self._manager.connection_file = str(self._folder / "kernel.json")
+            self._manager.start_kernel(cwd=str(self._folder / CONTENT), env=self._environment())
+            client: Any = self._manager.client()
+            client.start_channels()
+            try:
+                client.wait_for_ready(timeout=_READY_S)
+            except RuntimeError:  # it died, or does not answer
+                client.stop_channels()
+                self._manager.shutdown_kernel(now=True)
+                if start == _STARTS:
+                    raise
+                continue
+            self._await_output_channel(client)
+            self._client = client
+            return
+
+    def _environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
         environment["JPY_SESSION_NAME"] = str(self._notebook)  # as a Jupyter server sets it
         environment["IPYTHONDIR"] = str(self._folder / "ipython")  # a VM shares no history with its user's home
-        self._manager.start_kernel(cwd=str(self._folder / CONTENT), env=environment)
-        client: Any = self._manager.client()
-        client.start_channels()
-        client.wait_for_ready(timeout=_READY_S)
-        self._client = client
+        return environment
+
+    def _await_output_channel(self, client: Any) -> None:
+        """Ask until an answer comes on the output channel too: what a kernel says before that one is joined is lost.
+
+        The kernel may answer on one channel before the other is connected, and a cell that ran then would never be
+        seen to print or to end.
+        """
+        deadline = time.monotonic() + _READY_S
+        while time.monotonic() < deadline and self._manager.is_alive():
+            asked = client.kernel_info()
+            until = time.monotonic() + _NUDGE_S
+            while time.monotonic() < until:
+                try:
+                    message = client.get_iopub_msg(timeout=_POLL_S)
+                except queue.Empty:
+                    continue
+                if message["parent_header"].get("msg_id") == asked:
+                    return
 
     def _start_cells(self) -> None:
         self._cells = code_cells(self._notebook)

@@ -20,7 +20,7 @@ from bridgehead import names, signing
 from bridgehead.records import StageSpec
 
 T = TypeVar("T")
-TIMEOUT_S = 60.0
+TIMEOUT_S = 100.0
 VM = "vm-abc123"
 STAGE = "pretrain"
 

@@ -143,14 +143,14 @@ def live_edge(folder: Path, ca: Path) -> Iterator[Edge]:
     async def listen() -> asyncio.Server:
         return await asyncio.start_server(connected, "127.0.0.1", 0)
 
-    server = asyncio.run_coroutine_threadsafe(listen(), loop).result(20)
+    server = asyncio.run_coroutine_threadsafe(listen(), loop).result(100)
     edge.port = server.sockets[0].getsockname()[1]
     try:
         yield edge
     finally:
-        asyncio.run_coroutine_threadsafe(_close(server), loop).result(20)
+        asyncio.run_coroutine_threadsafe(_close(server), loop).result(100)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(20)
+        thread.join(100)
         loop.close()
 
 

@@ -97,7 +97,7 @@ class Rig:
             yield daemon
         finally:
             daemon.stop()
-            thread.join(10)
+            thread.join(100)
 
     def run(self, command: str, *, stage: str = "train", attempt: int = 1, **given: object) -> Command:
         needs = given.pop("needs", Needs())

@@ -99,7 +99,7 @@ class Wire:
     def end(self) -> None:
         self._ended.set()
         if self._thread.ident is not None:
-            self._thread.join(10)
+            self._thread.join(100)
         for fd in self._fds:
             os.close(fd)
 
@@ -169,7 +169,7 @@ class Net:
     def kill(self, process: subprocess.Popen[bytes]) -> None:
         """SIGKILL, and wait until it is gone."""
         process.send_signal(signal.SIGKILL)  # ip has become the program: it is the same process
-        process.wait(20)
+        process.wait(100)
 
 
 @contextlib.contextmanager
@@ -208,7 +208,7 @@ def net(seed: int = 0) -> Iterator[Net]:
         for name in names.values():
             _remove(name)
         for process in made.running:
-            process.wait(20)
+            process.wait(100)
 
 
 def _sweep() -> None:

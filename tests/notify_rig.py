@@ -51,4 +51,4 @@ def receiver(*answers: int) -> Iterator[Receiver]:
         known.let_go.set()
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(100)

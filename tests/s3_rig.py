@@ -165,4 +165,4 @@ def gate_before(url: str) -> Iterator[Gate]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(100)

@@ -102,7 +102,7 @@ class Ghost:
             yield
         finally:
             stop.set()
-            thread.join(10)
+            thread.join(100)
 
     def had(self, command: Command, *, started: bool = True) -> Command:
         """It was given the command, and perhaps began with it."""

@@ -36,7 +36,7 @@ def silent_server() -> Iterator[str]:
         thread.start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}"
         server.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+        thread.join(100)
     for connection in held:
         connection.close()
 

@@ -64,7 +64,7 @@ def runner(home: VmHome, run_dir: Path, *, adopt: bool = False) -> Iterator[subp
         yield process
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(100)
         kill_tagged(run_dir)
 
 

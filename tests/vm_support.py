@@ -75,7 +75,7 @@ def scripted_server(answer: Handler) -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(100)
 
 
 def reply(handler: http.server.BaseHTTPRequestHandler, status: int, body: bytes, **headers: str) -> None:

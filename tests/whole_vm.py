@@ -56,7 +56,7 @@ class Vm:
         self.signal(signal.SIGKILL)
         for process in self._processes:
             process.kill()
-            process.wait(10)
+            process.wait(100)
 
     def die(self) -> None:
         """With its disk."""

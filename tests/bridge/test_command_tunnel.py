@@ -23,7 +23,7 @@ from bridgehead.errors import BridgeDownError, UsageError
 from support import wait_until
 
 TIMES = Times(ask_s=0.01, check_s=0.02, restart_s=10.0, pause_s=0.02, pause_max_s=0.1, stop_s=0.5)
-WAIT_S = 20.0
+WAIT_S = 100.0
 PORT = 8766
 NGROK = r'msg="started tunnel" .* url=(https://\S+)'
 QUICK = r"https://[a-z-]+\.trycloudflare\.com"

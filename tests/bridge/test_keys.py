@@ -54,14 +54,14 @@ def test_two_that_start_at_once_agree_on_one_key(path: Path) -> None:
     barrier = threading.Barrier(4)
 
     def start() -> None:
-        barrier.wait(10)
+        barrier.wait(100)
         found.append(KeyStore(path).current())
 
     threads = [threading.Thread(target=start) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(100)
     assert len(found) == 4 and len(set(found)) == 1
 
 
@@ -205,5 +205,5 @@ def test_many_processes_that_make_keys_at_once_lose_none(path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(100)
     assert len(KeyStore(path).all()) == 9

@@ -160,7 +160,7 @@ def test_two_vms_that_poll_at_once_share_the_commands(tmp_path: Path) -> None:
 
     def poll(vm_id: str) -> None:
         mine = Ledger(path)  # a connection of its own, as another process would have
-        barrier.wait(10)
+        barrier.wait(100)
         got[vm_id] = [command.id for command in mine.deliver(vm_id, 0)]
         mine.close()
 
@@ -168,7 +168,7 @@ def test_two_vms_that_poll_at_once_share_the_commands(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert sorted(got[A] + got[B]) == sorted(row.id for row in setup.commands())
     setup.close()
 

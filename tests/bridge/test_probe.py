@@ -149,7 +149,7 @@ def test_one_that_never_answers_is_given_up(serve: Callable[[Answers], str]) -> 
     ended = threading.Event()
 
     def sleep(_: bytes) -> bytes:
-        ended.wait(20)
+        ended.wait(100)
         return b""
 
     url = serve(sleep)

@@ -108,7 +108,7 @@ def test_two_big_parts_for_one_place_are_taken_once(client: Client, live: LiveBr
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert sorted(statuses) == [204, 409, 409, 409]
     assert big.patch("1", len(BLOB), BLOB, last=True).status == 204
     assert (folder_of(live, big) / "model").read_bytes() == BLOB * 2
@@ -166,7 +166,7 @@ def test_two_downloads_at_once_are_whole(client: Client) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert bodies_got == [hashlib.sha256(BIG).hexdigest()] * 2
 
 

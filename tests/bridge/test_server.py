@@ -53,7 +53,7 @@ class Poller(threading.Thread):
 def test_a_line_of_the_file_reaches_the_vm_as_a_signed_command(client: Client, live: LiveBridge) -> None:
     poller = Poller(client, 20)
     (live.root / names.QUEUE_FILE).write_text(f"run:{STAGE} epochs=3\n")
-    poller.join(20)
+    poller.join(100)
     assert poller.commands is not None
     (command,) = poller.commands
     assert (command.verb, command.argument, command.vm_id, command.seq) == ("run", STAGE, VM, 1)
@@ -203,7 +203,7 @@ def test_stopping_answers_the_polls_that_wait(tmp_path: Path) -> None:
         poller = Poller(live.client(), 25)
         wait_until(live.bridge.ledger.vms, what="the poll to wait")
         live.call(live.bridge.stop())
-        poller.join(10)
+        poller.join(100)
         assert poller.commands == []
         live.call(live.bridge.stop())  # nothing happens
 

@@ -26,7 +26,7 @@ from relay_rig import Relay
 from support import wait_until
 
 TIMES = Times(ask_s=0.01, check_s=0.02, restart_s=60.0, pause_s=0.05, pause_max_s=0.2, stop_s=2.0)
-WAIT_S = 60.0
+WAIT_S = 100.0
 pytestmark = pytest.mark.skipif(bool(relay_rig.MISSING), reason=relay_rig.MISSING)
 
 Make = Callable[..., SshReverse]

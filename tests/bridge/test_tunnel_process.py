@@ -18,7 +18,7 @@ from bridgehead.errors import BridgeDownError
 from support import wait_until
 
 TIMES = Times(ask_s=0.01, check_s=0.01, restart_s=10.0, pause_s=0.01, pause_max_s=0.02, stop_s=0.5)
-WAIT_S = 20.0
+WAIT_S = 100.0
 STAY = "import signal; signal.pause()"
 
 

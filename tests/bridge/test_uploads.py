@@ -222,7 +222,7 @@ def test_two_parts_for_one_place_are_taken_once(client: Client, live: LiveBridge
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert sorted(answers) == [204, 409, 409, 409]
     content = (folder_of(live, run_id) / "log").read_bytes()
     assert (len(content), len(set(content))) == (200_000, 1)

@@ -27,7 +27,7 @@ def test_a_process_lives_until_it_ends(system: str) -> None:
     assert processes.is_alive(child.pid, start) and not processes.is_alive(child.pid, start + 1)
     child.kill()
     wait_until(lambda: not processes.is_alive(child.pid, start), what="the killed child to count as dead, unreaped")
-    child.wait(10)
+    child.wait(100)
     assert processes.start_ticks(child.pid) == 0
 
 
@@ -37,7 +37,7 @@ def test_a_signal_goes_to_the_very_process_alone(system: str) -> None:
     assert not processes.send(child.pid, signal.SIGTERM, started_ticks=start + 1)
     assert child.poll() is None
     assert processes.send(child.pid, signal.SIGTERM, started_ticks=start)
-    assert child.wait(10) == -signal.SIGTERM
+    assert child.wait(100) == -signal.SIGTERM
 
 
 def test_tagged_processes_are_found_by_their_environment() -> None:
@@ -48,7 +48,7 @@ def test_tagged_processes_are_found_by_their_environment() -> None:
         assert found == [child.pid]
     finally:
         child.kill()
-        child.wait(10)
+        child.wait(100)
 
 
 def test_without_proc_there_is_nobody_to_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -133,16 +133,16 @@ def test_sigterm_means_save_and_leave(tmp_path: Path) -> None:
     process = _stage(tmp_path, "-c", script)
     wait_until((tmp_path / names.PROGRESS).exists, 20, what="the first progress line")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == STOPPED_EXIT_CODE
+    assert process.wait(100) == STOPPED_EXIT_CODE
     assert (tmp_path / names.CHECKPOINTS / "step-00000002" / names.CHECKPOINT_MANIFEST).exists()
 
 
 def test_a_stage_in_another_language_commits_a_checkpoint(tmp_path: Path) -> None:
     files.write_json(tmp_path / names.RUN_RECORD, _record().to_json())
     (tmp_path / "weights").write_bytes(b"w")
-    assert _stage(tmp_path, "-m", "bridgehead", "checkpoint", "--step", "3", str(tmp_path / "weights")).wait(20) == 0
+    assert _stage(tmp_path, "-m", "bridgehead", "checkpoint", "--step", "3", str(tmp_path / "weights")).wait(100) == 0
     latest = _stage(tmp_path, "-m", "bridgehead", "latest", stdout=subprocess.PIPE)
-    out, _ = latest.communicate(timeout=20)
+    out, _ = latest.communicate(timeout=100)
     assert out.decode().strip().endswith("step-00000003")
 
 
@@ -152,11 +152,11 @@ def test_a_stage_in_another_language_does_not_begin_anew_in_silence_either(tmp_p
         (folder / "w").write_bytes(b"w")
     files.write_json(tmp_path / names.RUN_RECORD, _record(epochs=4).to_json())
     refused = _stage(tmp_path, "-m", "bridgehead", "latest", stderr=subprocess.PIPE)
-    assert b"epochs 3 " in refused.communicate(timeout=20)[1] and refused.returncode == names.CHECKPOINT_EXIT_CODE
+    assert b"epochs 3 " in refused.communicate(timeout=100)[1] and refused.returncode == names.CHECKPOINT_EXIT_CODE
     (tmp_path / names.CHECKPOINTS / "step-00000003" / "w").write_bytes(b"v")
     for _ in range(2):  # the second time the bad one has been put aside already
         none_left = _stage(tmp_path, "-m", "bridgehead", "latest", stderr=subprocess.PIPE)
-        assert b"none of 1" in none_left.communicate(timeout=20)[1]
+        assert b"none of 1" in none_left.communicate(timeout=100)[1]
         assert none_left.returncode == names.CHECKPOINT_EXIT_CODE
 
 
@@ -166,7 +166,7 @@ def test_two_files_of_one_name_are_refused_and_not_merged(tmp_path: Path) -> Non
         (tmp_path / folder).mkdir()
         (tmp_path / folder / "w").write_text(folder)
     process = _stage(tmp_path, "-m", "bridgehead", "checkpoint", "--step", "3", "a/w", "b/w", stderr=subprocess.PIPE)
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=100)
     assert process.returncode == UsageError.exit_code and b"two files are called" in said
     assert not (tmp_path / names.CHECKPOINTS / "step-00000003").exists()
 
@@ -197,7 +197,7 @@ def test_a_full_disk_does_not_end_training_and_a_torn_line_joins_nothing(
 def test_looking_for_the_latest_checkpoint_says_nothing_of_a_resume(tmp_path: Path) -> None:
     files.write_json(tmp_path / names.RUN_RECORD, _record().to_json())
     latest = _stage(tmp_path, "-m", "bridgehead", "latest", stdout=subprocess.PIPE)
-    out, _ = latest.communicate(timeout=20)
+    out, _ = latest.communicate(timeout=100)
     assert (out, latest.returncode) == (b"\n", 0)
     assert not (tmp_path / names.PROGRESS).exists()
 

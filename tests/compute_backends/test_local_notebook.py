@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -146,6 +147,21 @@ def test_a_kernel_that_died_is_started_again_with_the_cell(local: LocalNotebook,
     wait_until(lambda: local.describe(vm).cell == "kernel-dead", 10, what="its death to be seen")
     local.run_cell(vm)
     wait_until(lambda: _printed(vm, "kernel", times=2), 20, what="the new kernel")
+
+
+def test_a_kernel_starts_again_where_another_program_took_its_ports(local: LocalNotebook, tmp_path: Path) -> None:
+    vm = local.start(VmRequest(_notebook(tmp_path, "import os\nprint('kernel', os.getpid())\n")))
+    wait_until(lambda: local.describe(vm).cell == "done", 20, what="the cell")
+    ports = files.read_json(vm.folder / "kernel.json")
+    assert ports is not None
+    os.kill(int((vm.folder / CELL_LOG).read_text().split()[1]), signal.SIGKILL)
+    wait_until(lambda: local.describe(vm).cell == "kernel-dead", 10, what="its death to be seen")
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", ports["shell_port"]))
+        taken.listen()
+        local.run_cell(vm)
+        wait_until(lambda: _printed(vm, "kernel", times=2), 20, what="the new kernel")
 
 
 def test_a_host_that_is_gone_counts_as_a_dead_vm(local: LocalNotebook, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_an_id_is_acted_on_once_when_it_comes_on_many_threads_at_once(fresh: Pro
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert len(_lines(fresh)) == 1
     assert {answer["state"] for answer in answers} == {"sent"} and len(answers) == 8
 
@@ -208,7 +208,7 @@ def test_two_views_that_press_save_then_stop_at_once_write_one_line(seeded: Seed
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(100)
     assert _lines(seeded.project) == [f"stop:{run_id}"]
     assert sorted(states) == ["refused"] * 5 + ["sent"]
 

@@ -212,5 +212,5 @@ def test_a_reader_beside_the_writer_gets_every_line_once() -> None:
     for number in range(500):
         model.ingest(Update(lines=[LogLine("a", str(number))] * 3))
     done.set()
-    reader.join(20)
+    reader.join(100)
     assert got == list(range(1, 1501))

@@ -147,7 +147,7 @@ class DriveFsMount:
     def _wait(self) -> None:
         if self._process is not None:
             assert self._process.stdin is not None
-            self._process.wait(20)
+            self._process.wait(100)
             self._process.stdin.close()
             self._process = None
         if self._work is not None:

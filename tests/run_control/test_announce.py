@@ -213,7 +213,7 @@ def test_a_store_that_hangs_holds_up_neither_the_address_nor_the_end(
     store.before = hang
     announcer = desk.announcer(_target(store))
     announcer.announce(URL)
-    assert hangs.wait(20)
+    assert hangs.wait(100)
     announcer.announce(NEXT)
     newest = desk.record.newest()
     assert newest is not None and newest.url == NEXT, "hints and codes have it, whatever the store does"

@@ -78,7 +78,7 @@ def started(fresh: Project) -> Iterator[tuple[subprocess.Popen[str], dict[str, A
         yield process, json.loads(line)["data"]
     finally:
         process.terminate()
-        process.communicate(timeout=60)
+        process.communicate(timeout=100)
 
 
 def _get(url: str) -> int:

@@ -42,7 +42,7 @@ def test_sigterm_ends_it_in_order_with_one_json_object_and_no_process(tmp_path: 
         vms = folder / names.PRIVATE_FOLDER / "vms"
         wait_until(lambda: vms.is_dir() and any(vms.iterdir()), 40, what="the VM")
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=100)
     finally:
         process.kill()
         process.wait()

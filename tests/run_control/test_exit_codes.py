@@ -179,7 +179,7 @@ def test_ctrl_c_detaches_says_how_to_come_back_and_stops_nothing(seeded: Seeded,
         assert stream is not None
         assert wait_until(stream.readline, what="the first line")
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=100)
     finally:
         process.kill()
         process.wait()

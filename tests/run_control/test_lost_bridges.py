@@ -168,7 +168,7 @@ def test_a_lock_that_nobody_admits_to_is_told(fresh: Project) -> None:
             bridge_control.start(fresh, port=0, tunnel="none")
         assert "bridgehead up" in caught.value.hint
     finally:
-        holder.communicate(timeout=20)
+        holder.communicate(timeout=100)
 
 
 def test_a_full_disk_is_named(

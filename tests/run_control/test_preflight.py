@@ -106,7 +106,7 @@ def refusing() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(100)
 
 
 def _with_bucket(project: Project, url: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Check]:

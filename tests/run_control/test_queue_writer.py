@@ -43,7 +43,7 @@ def test_many_writers_at_once_lose_and_mix_no_line(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=100)
     written = [line for line in path.read_text().splitlines() if line]
     assert sorted(written) == sorted(line for lines in wanted for line in lines)
 

@@ -75,10 +75,10 @@ def test_following_gives_every_line_once_until_the_run_has_ended(tmp_path: Path)
     with path.open("ab") as handle:
         handle.write(b"o\n")
         handle.flush()
-        assert second.wait(10)
+        assert second.wait(100)
         handle.write(b"last without newline")
     ended.set()
-    reader.join(timeout=10)
+    reader.join(timeout=100)
     assert seen == ["one", "two", "last without newline"]
 
 

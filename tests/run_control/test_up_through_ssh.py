@@ -18,7 +18,7 @@ from run_control import bridge_control, init
 from run_control.project import Project
 from support import wait_until
 
-WAIT_S = 40.0
+WAIT_S = 100.0
 pytestmark = pytest.mark.skipif(bool(relay_rig.MISSING), reason=relay_rig.MISSING)
 
 

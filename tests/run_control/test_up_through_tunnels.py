@@ -249,7 +249,7 @@ def test_a_bridge_that_is_told_to_stop_while_it_proves_its_address_stops(
     try:
         wait_until(lambda: "1033" in str(files.read_json(project.bridge_record)), 30)
         process.terminate()
-        assert process.wait(30) == 0
+        assert process.wait(100) == 0
     finally:
         process.kill()
         process.wait()

@@ -35,7 +35,7 @@ def test_each_change_is_seen_once_and_the_end_ends_it(seeded: Seeded) -> None:
 
     def move_on() -> None:
         seeded.ack(run_id, Ack.STARTED)
-        assert running.wait(10)
+        assert running.wait(100)
         seeded.ack(run_id, Ack.FINISHED, RunState.DONE, 0)
 
     mover = threading.Thread(target=move_on)
@@ -45,7 +45,7 @@ def test_each_change_is_seen_once_and_the_end_ends_it(seeded: Seeded) -> None:
             mover.start()
         if view.state == "running":
             running.set()
-    mover.join(timeout=10)
+    mover.join(timeout=100)
     assert seen == ["queued", "running", "done"]
 
 

@@ -21,7 +21,7 @@ from stage_support import STRIDE, TINY, Workshop, results
 from stages import clips_pool, model, pretrain
 from support import wait_until
 
-EXIT_TIMEOUT_S = 60.0
+EXIT_TIMEOUT_S = 100.0
 
 
 def events(run: Run, kind: str) -> list[dict[str, Any]]:

@@ -261,7 +261,7 @@ def spoiling_proxy(
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(100)
 
 
 def test_a_524_after_the_last_part_arrived_is_success(rig: Rig) -> None:
@@ -317,7 +317,7 @@ def test_a_pause_lets_nothing_begin_until_it_ends(rig: Rig) -> None:
     wait_until(lambda: rig.pace.told().get("runs"), what="the sender to wait its turn")
     assert rig.pace.told()["paused"] is True and rig.requests == []
     rig.pace.heed({"paused": False, "mb_s": 0})
-    sender.join(20)
+    sender.join(100)
     assert (rig.arrived / BIG).read_bytes() == content
 
 

@@ -286,7 +286,7 @@ def test_a_folder_that_hangs_holds_up_no_boot(tmp_path: Path, monkeypatch: pytes
     home, go = VmHome(tmp_path / "vm"), threading.Event()
     home.create()
     monkeypatch.setattr(mounting, "TRY_OUT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(mounting, "_try_out", lambda root: go.wait(20))
+    monkeypatch.setattr(mounting, "_try_out", lambda root: go.wait(100))
     try:
         found, said = _settled(home, StoreSpec("folder", path=str(tmp_path / "disk")))
     finally:

@@ -28,7 +28,7 @@ from vm_daemons.storage import publish
 from vm_daemons.storage.folder_store import FolderStore
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks/bootstrap.ipynb"
-TIMEOUT_S = 90.0  # a kernel, a boot and four daemons, on a machine that may be busy with other tests
+TIMEOUT_S = 100.0  # a kernel, a boot and four daemons, on a machine that may be busy with other tests
 pytestmark = pytest.mark.timeout(300)
 jupyter_client = pytest.importorskip("jupyter_client")
 

@@ -77,7 +77,7 @@ def test_it_saves_then_waits_until_that_is_safe_and_then_stops(home: VmHome) -> 
         safe = {"step": step, "level": "mounted", "at": 2.0, "saved_at": 1.0}
         files.write_json(run_dir / names.CHECKPOINT_LEVELS, {"attempt": 2, "levels": {"mounted": safe}})
         mind()
-        assert process.wait(30) == 0
+        assert process.wait(100) == 0
     ended = exit_of(run_dir)
     assert ended.failure_class == "time_limit"
     assert ended.state is RunState.STOPPED and "its cap of 1h00m of running is reached" in ended.message
@@ -99,7 +99,7 @@ def test_a_run_that_saves_all_the_time_is_stopped_once_one_made_since_then_is_sa
         since = {"step": step, "level": "mounted", "at": time.time(), "saved_at": time.time()}
         files.write_json(run_dir / names.CHECKPOINT_LEVELS, {"attempt": 2, "levels": {"mounted": since}})
         budgets.mind(run_dir, command, VmRules)
-        assert process.wait(30) == 0
+        assert process.wait(100) == 0
     assert "its checkpoint is safe" in exit_of(run_dir).message
 
 
@@ -108,7 +108,7 @@ def test_shortly_before_the_cap_it_is_stopped_since_stopping_takes_its_time(home
     with runner(home, run_dir) as process:
         wait_until(lambda: launch.stage_lives(run_dir), 60.0, what="the stage")
         Budgets().mind(run_dir, command, VmRules)
-        assert process.wait(30) == 0
+        assert process.wait(100) == 0
     assert "was not yet safe" in exit_of(run_dir).message
 
 
@@ -119,7 +119,7 @@ def test_at_the_cap_it_is_stopped_although_nothing_is_safe(home: VmHome) -> None
     with runner(home, run_dir) as process:
         wait_until(lambda: launch.stage_lives(run_dir), 60.0, what="the stage")
         Budgets().mind(run_dir, command, VmRules)
-        assert process.wait(30) == 0
+        assert process.wait(100) == 0
     assert "was not yet safe" in exit_of(run_dir).message
     assert _newest(run_dir) > 0 or (run_dir / names.SAVE_REQUEST).exists()
 

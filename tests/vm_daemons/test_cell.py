@@ -115,7 +115,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     yield process
     process.kill()
-    process.wait(10)
+    process.wait(100)
 
 
 def _pretend_daemon(home: VmHome, name: str, process: subprocess.Popen[bytes]) -> None:

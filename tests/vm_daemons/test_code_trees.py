@@ -197,7 +197,7 @@ def test_two_that_bring_the_same_files_get_one_tree(rig: Rig, tmp_path: Path) ->
         for taker in takers:
             taker.start()
     for taker in takers:
-        taker.join(20)
+        taker.join(100)
     assert answers == [OLD, OLD]
     assert [path.name for path in tree(rig.home, OLD).iterdir()] == ["train.py"]
 
@@ -210,7 +210,7 @@ def test_a_store_that_hangs_holds_up_no_other_run(rig: Rig, tmp_path: Path, monk
     class Hanging(type(store.objects())):  # type: ignore[misc]
         def get(self, key: str, target: Path) -> object:
             fetching.set()
-            assert hangs.wait(20)
+            assert hangs.wait(100)
             return super().get(key, target)
 
     monkeypatch.setattr(store.objects(), "__class__", Hanging)
@@ -219,11 +219,11 @@ def test_a_store_that_hangs_holds_up_no_other_run(rig: Rig, tmp_path: Path, monk
     taker = threading.Thread(target=code_trees.bring, args=(rig.home, store, OLD))
     taker.start()
     try:
-        assert fetching.wait(20)
+        assert fetching.wait(100)
         assert code_trees.make(rig.home) == NEW
     finally:
         hangs.set()
-        taker.join(20)
+        taker.join(100)
     assert tree(rig.home, OLD).is_dir()
 
 

@@ -233,14 +233,14 @@ def test_a_run_after_a_sync_waits_for_the_new_payload(rig: Rig, monkeypatch: pyt
 
     def sync(_client: object, home: VmHome) -> None:
         asked.set()
-        assert arrived.wait(10)
+        assert arrived.wait(100)
         (home.payload / "train.py").write_text("print('new payload')")
 
     monkeypatch.setattr(command_daemon.payload, "sync", sync)
     sync_command, train = rig.command(Verb.SYNC, ""), rig.run("python train.py")
     with rig.daemon():
         rig.laptop.queue(sync_command, train)
-        assert asked.wait(10)
+        assert asked.wait(100)
         wait_until(lambda: rig.laptop.answers(train) == ["accepted"], what="the run accepted")
         arrived.set()
         assert rig.wait_for_exit(train).state is RunState.DONE

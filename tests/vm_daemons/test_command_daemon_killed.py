@@ -57,7 +57,7 @@ class Rig:
             yield process
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(100)
 
     def row(self, run_id: str) -> CommandRow:
         return self.live.bridge.ledger.find_run(run_id)

@@ -99,7 +99,7 @@ def test_an_answer_is_opened_with_the_key_that_asked_for_it(live: LiveBridge, tm
     live.bridge.keys.rotate(home.pairing().key_id)
     key_rotation.heed(home, _hints(live, home), home.pairing().key_id)
     live.bridge.ledger.take([(1, "sync:")], ProjectView("demo"))
-    polling.join(30)
+    polling.join(100)
     assert [command.verb for command in found] == ["sync"]
 
 

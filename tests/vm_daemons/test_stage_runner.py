@@ -99,7 +99,7 @@ def test_a_death_within_the_budget_is_counted_and_is_no_end(home: VmHome) -> Non
     run_dir = run_folder(home, python(KILLS_ITSELF), retries=2)
     for count in (1, 2):
         with runner(home, run_dir) as process:
-            process.wait(20)
+            process.wait(100)
         assert not (run_dir / names.EXIT).exists()
         assert len(failure.deaths(run_dir, 1)) == count
         assert f"retry {count} of 2" in log_of(run_dir)
@@ -129,7 +129,7 @@ def test_a_run_that_is_handed_over_saves_and_has_not_ended(home: VmHome) -> None
         wait_for_log(run_dir, "up")
         lifetime.begin_handover(run_dir, 1)
         _ask_to_stop(run_dir)
-        process.wait(10)
+        process.wait(100)
     assert "saved" in log_of(run_dir)
     assert not (run_dir / names.EXIT).exists()
     assert lifetime.is_handed_over(run_dir, 1)
@@ -142,7 +142,7 @@ def test_a_run_that_ends_by_itself_while_it_is_handed_over_is_done(home: VmHome)
         wait_for_log(run_dir, "up")
         lifetime.begin_handover(run_dir, 1)
         _ask_to_stop(run_dir)
-        process.wait(10)
+        process.wait(100)
     assert exit_of(run_dir).state is RunState.DONE
     assert not lifetime.is_handed_over(run_dir, 1)
 
@@ -152,12 +152,12 @@ def test_an_adopted_run_can_be_handed_over_too(home: VmHome) -> None:
     with runner(home, run_dir) as first:
         wait_for_log(run_dir, "up")
         first.kill()
-        first.wait(10)
+        first.wait(100)
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
             lifetime.begin_handover(run_dir, 1)
             _ask_to_stop(run_dir)
-            second.wait(10)
+            second.wait(100)
     assert lifetime.is_handed_over(run_dir, 1) and not (run_dir / names.EXIT).exists()
 
 
@@ -282,7 +282,7 @@ def test_a_stop_lets_the_stage_save_and_leave(home: VmHome) -> None:
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
         _ask_to_stop(run_dir)
-        process.wait(10)
+        process.wait(100)
     ended = exit_of(run_dir)
     assert (ended.state, ended.exit_code, ended.message) == (RunState.STOPPED, 143, "stopped")
     assert ended.failure_class == FailureClass.STOPPED
@@ -294,7 +294,7 @@ def test_a_stage_that_does_not_listen_is_killed_after_its_grace(home: VmHome) ->
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
         _ask_to_stop(run_dir)
-        process.wait(10)
+        process.wait(100)
     ended = exit_of(run_dir)
     assert (ended.state, ended.signal, ended.message) == (RunState.STOPPED, "SIGKILL", "stopped: ended by SIGKILL")
 
@@ -308,7 +308,7 @@ def test_a_second_stop_kills_at_once(home: VmHome) -> None:
         pending = Path(f"/proc/{process.pid}/status")
         wait_until(lambda: "ShdPnd:\t0000000000000000" in pending.read_text(), what="the first signal taken")
         _ask_to_stop(run_dir)
-        process.wait(10)
+        process.wait(100)
     assert exit_of(run_dir).state is RunState.STOPPED
 
 
@@ -329,7 +329,7 @@ time.sleep(60)
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
         _ask_to_stop(run_dir)
-        process.wait(10)
+        process.wait(100)
     assert "worker None" in log_of(run_dir)
 
 
@@ -339,7 +339,7 @@ def test_what_a_shell_leaves_behind_at_a_stop_gets_its_time_to_save(home: VmHome
     with runner(home, run_dir) as process:
         wait_for_log(run_dir, "up")
         _ask_to_stop(run_dir)
-        process.wait(20)
+        process.wait(100)
     assert exit_of(run_dir).state is RunState.STOPPED
     assert "saved" in log_of(run_dir)
 
@@ -414,7 +414,7 @@ def test_the_lock_is_held_from_the_spawn_until_the_runner_is_gone(home: VmHome) 
         assert launch.is_running(run_dir)
         stage = wait_for_stage(run_dir)
         process.kill()
-        process.wait(10)
+        process.wait(100)
         assert not launch.is_running(run_dir), "the stage must not have inherited the lock"
         assert not is_gone(stage)
 
@@ -431,11 +431,11 @@ def test_a_stage_whose_runner_was_killed_can_be_adopted_and_stopped(home: VmHome
     with runner(home, run_dir) as first:
         wait_for_log(run_dir, "up")
         first.kill()
-        first.wait(10)
+        first.wait(100)
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
             _ask_to_stop(run_dir)
-            second.wait(10)
+            second.wait(100)
     assert exit_of(run_dir).state is RunState.STOPPED
 
 
@@ -444,11 +444,11 @@ def test_an_adopted_run_that_ends_unseen_gets_no_exit_record(home: VmHome) -> No
     with runner(home, run_dir) as first:
         stage = wait_for_stage(run_dir)
         first.kill()
-        first.wait(10)
+        first.wait(100)
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
             os.kill(stage, signal.SIGKILL)
-            second.wait(10)
+            second.wait(100)
     assert not (run_dir / names.EXIT).exists()
     assert launch.process_record(run_dir) is None, "the daemon would count it as a death"
 
@@ -462,11 +462,11 @@ def test_an_adopted_run_that_ends_with_results_is_not_called_done_and_the_log_sa
     with runner(home, run_dir) as first:
         wait_for_log(run_dir, "up")
         first.kill()
-        first.wait(10)
+        first.wait(100)
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
             (run_dir / "go-on").touch()
-            second.wait(10)
+            second.wait(100)
     assert not (run_dir / names.EXIT).exists()
     assert "nobody knows its exit code; results.json is there, which is no proof" in log_of(run_dir)
 
@@ -476,11 +476,11 @@ def test_an_adopted_shell_command_has_an_unknown_outcome(home: VmHome) -> None:
     with runner(home, run_dir) as first:
         stage = wait_for_stage(run_dir)
         first.kill()
-        first.wait(10)
+        first.wait(100)
         with runner(home, run_dir, adopt=True) as second:
             wait_until(lambda: _runner_pid(run_dir) == second.pid, what="the adoption")
             os.kill(stage, signal.SIGKILL)
-            second.wait(10)
+            second.wait(100)
     ended = exit_of(run_dir)
     assert (ended.state, ended.failure_class) == (RunState.FAILED, FailureClass.UNKNOWN_OUTCOME)
 
@@ -518,7 +518,7 @@ def test_kill_leaves_nothing_and_no_exit_record(home: VmHome) -> None:
         wait_for_stage(run_dir)
         wait_until(lambda: len(launch.members(run_dir, 0)) >= 3, what="its children")
         launch.kill(run_dir)
-        process.wait(10)
+        process.wait(100)
         wait_until(lambda: launch.kill(run_dir), what="all of it gone")
     assert not (run_dir / names.EXIT).exists()
 

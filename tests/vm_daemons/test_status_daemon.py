@@ -61,7 +61,7 @@ class Rig:
     def _run(self, run: Callable[[], None], stop: Callable[[], None]) -> None:
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        self._stops += [stop, lambda: thread.join(10)]
+        self._stops += [stop, lambda: thread.join(100)]
 
     def stop(self) -> None:
         for stop in self._stops:
@@ -170,7 +170,7 @@ def test_a_run_that_ended_is_not_kept_waiting_by_gigabytes_of_another_one(
         (run_dir / names.ARTIFACTS).mkdir()
         (run_dir / names.ARTIFACTS / "weights").write_bytes(bytes(size))
     end_run(big)
-    assert under_way.wait(20)
+    assert under_way.wait(100)
     end_run(small)
     wait_until((rig.live.arrivals / small.name / names.EXIT).exists, 20, what="the end of the small one")
     assert not (rig.arrived / names.EXIT).exists()
@@ -347,7 +347,7 @@ def test_killed_and_started_again_it_loses_and_repeats_nothing(rig: Rig) -> None
         wait_until(lambda: _read(rig.arrived / names.LOG) == b"before\n", 15, what="the first part")
     finally:
         first.kill()
-        first.wait(10)
+        first.wait(100)
     with (run_dir / names.LOG).open("ab") as log:
         log.write(b"after\n")
     end_run(run_dir)
@@ -356,10 +356,10 @@ def test_killed_and_started_again_it_loses_and_repeats_nothing(rig: Rig) -> None
         rig.mirrored(run_dir)
         assert _read(rig.arrived / names.LOG) == b"before\nafter\n"
         second.send_signal(signal.SIGTERM)
-        assert second.wait(10) == 0
+        assert second.wait(100) == 0
     finally:
         second.kill()
-        second.wait(10)
+        second.wait(100)
 
 
 def test_idle_it_is_small(rig: Rig) -> None:
@@ -371,7 +371,7 @@ def test_idle_it_is_small(rig: Rig) -> None:
         assert pss_kb < 40 * 1024
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(100)
 
 
 @pytest.mark.parametrize("odd", ["folder", "fifo", "loop"])

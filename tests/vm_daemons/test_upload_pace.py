@@ -87,7 +87,7 @@ def test_a_pause_holds_artefacts_and_not_logs() -> None:
     assert not passed.is_set() and pace.told() == {"paused": True}
     pace.heed({"paused": False, "mb_s": 0.0})
     wait_until(passed.is_set, 20, what="the end of the pause")
-    waiter.join(20)
+    waiter.join(100)
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def start(home: VmHome, drive: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
         made = Uploader(home, choose=(lambda: store) if store is not None else None, second=second)
         thread = threading.Thread(target=made.run, daemon=True)
         thread.start()
-        stops.extend([made.stop, lambda: thread.join(10)])
+        stops.extend([made.stop, lambda: thread.join(100)])
         return made
 
     yield begin
@@ -200,7 +200,7 @@ def test_the_newest_checkpoint_wins_over_one_that_waits(
     home: VmHome, run_dir: Path, drive: Path, start: Callable[..., Uploader]
 ) -> None:
     store, go = Faulty(drive), threading.Event()
-    store.before = lambda method, key: go.wait(20) if "step-00000010" in key and method == "put" else None
+    store.before = lambda method, key: go.wait(100) if "step-00000010" in key and method == "put" else None
     start(store)
     save(run_dir, 10)
     wait_until(lambda: any("step-00000010" in key for _, key in store.calls), what="the first upload")
@@ -610,10 +610,10 @@ def test_as_a_process_it_is_small_steps_back_for_others_and_ends_when_told(home:
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, process.pid) == min(19, own + uploader.NICE)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(100) == 0
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(100)
 
 
 def test_killed_in_the_middle_of_its_work_the_next_one_goes_on(home: VmHome, run_dir: Path, drive: Path) -> None:
@@ -624,11 +624,11 @@ def test_killed_in_the_middle_of_its_work_the_next_one_goes_on(home: VmHome, run
             wait_until(lambda step=step: list(drive.rglob(f"step-{step:08d}-*")), 15, what="an upload")  # type: ignore[misc]
         finally:
             process.kill()
-            process.wait(10)
+            process.wait(100)
     process = spawn(home)
     try:
         until(run_dir, local=20, mounted=20)
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(100)
     assert not list(drive.rglob(f"{files.TEMP_PREFIX}*state*"))

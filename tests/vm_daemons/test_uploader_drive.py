@@ -55,7 +55,7 @@ def home(mount: DriveFsMount, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.
         thread.start()
         yield home
         running.stop()
-        thread.join(10)
+        thread.join(100)
 
 
 def steps(run_dir: Path) -> dict[str, int]:

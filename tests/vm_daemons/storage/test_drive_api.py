@@ -244,4 +244,4 @@ def test_the_double_runs_as_a_process(cloud: Cloud, tmp_path: Path) -> None:
         assert cloud.children(ROOT_ID)[0].properties == {"bridgehead": "1"}
     finally:
         process.kill()
-        process.wait(10)
+        process.wait(100)

@@ -314,7 +314,7 @@ def test_what_a_killed_writer_left_is_swept_and_what_a_live_one_writes_is_not(
     store: FolderStore, root: Path, source: Path
 ) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
-    dead.wait(10)
+    dead.wait(100)
     (root / "demo").mkdir()
     boot = folder_store._this_boot()
     left = [root / "demo" / f".tmp-{boot}-{pid}-00000000" for pid in (dead.pid, os.getppid(), os.getpid())]

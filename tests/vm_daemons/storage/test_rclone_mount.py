@@ -43,7 +43,7 @@ class Rclone:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(20)
+        self._process.wait(100)
         unmount(self.mountpoint)
 
 
