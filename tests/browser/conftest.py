@@ -24,6 +24,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     lacking = _lacking()
     for item in mine:
         item.add_marker(pytest.mark.timeout(600))
+        item.add_marker(pytest.mark.flaky(reruns=1))  # much foreign software on few cores; pytest's summary names it
         if lacking and not os.environ.get(NEED_IT):
             item.add_marker(pytest.mark.skip(reason=f"the browser suite needs {lacking}"))
 
