@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--kinds", nargs="*", help="only these kinds of faults")
     parser.add_argument("--tunnel", choices=("none", "ssh"), default="none", help="ssh: through a real sshd")
     parser.add_argument("--second", type=float, default=0.6, help="how often a second fault strikes, 0 to 1")
+    parser.add_argument("--still-s", type=float, help="how long what is stopped or frozen stands still; 60: a minute")
     parser.add_argument("--mutant", help="break one part of the copy on purpose: the campaign has to fail")
     parser.add_argument("--mutants", action="store_true", help="break each part in turn; 0 when each was noticed")
     parser.add_argument("--list", action="store_true", help="print the kinds of faults and the mutants")

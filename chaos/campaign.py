@@ -17,7 +17,7 @@ from typing import Any
 from bridgehead.errors import INTERRUPTED_EXIT_CODE
 from chaos import cache, game, mounts, mutants
 from chaos import plan as plans
-from chaos.faults import FAULTS, ON_DRIVE, RESUMING
+from chaos.faults import FAULTS, ON_DRIVE, RESUMING, stand_still_for
 from chaos.game import Outcome
 
 
@@ -28,6 +28,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     folder: Path = args.in_snapshot
     kinds = plans.Kinds(_kinds(args.kinds, args.tunnel), RESUMING, ON_DRIVE)
+    if args.still_s:
+        stand_still_for(args.still_s)
     numbers = [args.only_round] if args.only_round is not None else list(range(args.rounds))
     todo = [plans.plan(args.seed, number, kinds, second=args.second) for number in numbers]
     if args.mutant:

@@ -457,3 +457,10 @@ RESUMING = frozenset(
     for kind in FAULTS
     if kind in ("kill-stage", "kill-stage-and-runner", "kill-vm", "laptop-off-vm-dies", "two-vms") or "-block-" in kind
 )
+STANDING_STILL = frozenset(kind for kind, fault in FAULTS.items() if issubclass(fault, _Stop | FreezeVm))
+
+
+def stand_still_for(seconds: float) -> None:
+    """Whatever is stopped stands still for so long, and not for the few seconds that a short round has."""
+    for kind in STANDING_STILL:
+        FAULTS[kind].hold_range_s = (seconds, seconds)

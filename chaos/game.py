@@ -166,15 +166,16 @@ class _Round:
         self.world.up()
         self._queue_first()
         self.world.start_vm(tell_the_ledger=False)
-        deadline = time.monotonic() + ROUND_S
+        began = time.monotonic()
         try:
             while not self._done():
                 if self._stop.is_set():
                     self.verdict.fail("interrupted")
                     return
-                if time.monotonic() > deadline:
+                allowed_s = ROUND_S + sum(item.fault.hold_s for item in self.pending if item.fault is not None)
+                if time.monotonic() > began + allowed_s:
                     self._heal_all()
-                    self.verdict.fail(f"not over after {ROUND_S:.0f} s: {self._states()}")
+                    self.verdict.fail(f"not over after {allowed_s:.0f} s: {self._states()}")
                     break
                 self._turn()
                 time.sleep(_TICK_S)

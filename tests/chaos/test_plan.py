@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from chaos import plan
+import pytest
+
+from chaos import faults, plan
 from chaos.faults import FAULTS, ON_DRIVE, RESUMING
 from chaos.plan import When
 
@@ -39,3 +41,12 @@ def test_what_only_a_mounted_drive_does_strikes_on_one() -> None:
     for number in range(200):
         made = plan.plan(2, number, KINDS)
         assert made.on_drive or not {strike.kind for strike in made.strikes} & ON_DRIVE
+
+
+def test_what_stands_still_can_do_so_for_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in faults.STANDING_STILL:
+        monkeypatch.setattr(faults.FAULTS[kind], "hold_range_s", faults.FAULTS[kind].hold_range_s)
+    assert faults.STANDING_STILL == {"stop-stage", "stop-daemons", "stop-bridge", "freeze-vm", "two-vms"}
+    faults.stand_still_for(60.0)
+    assert {faults.FAULTS[kind].hold_range_s for kind in faults.STANDING_STILL} == {(60.0, 60.0)}
+    assert faults.FAULTS["tunnel-cut"].hold_range_s[1] < 60.0
