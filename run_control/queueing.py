@@ -18,7 +18,7 @@ from run_control.key_control import me
 from run_control.project import Project
 from run_control.views import ledger_of
 
-TAKEN_TIMEOUT_S = 5.0
+TAKEN_TIMEOUT_S = 15.0  # a bridge takes it at once; one on a busy laptop that wakes up may not
 _POLL_S = 0.02
 
 
