@@ -220,6 +220,9 @@ class World:
     def start_vm(self, *, tell_the_ledger: bool) -> None:
         """A new VM. With `tell_the_ledger` as `up --runtime local` does it, which clears dead ones away first."""
         if tell_the_ledger:
+            for vm in self.vms():  # `up` clears them away: their last words are noted first
+                if not vm.alive and vm.name not in self.wiped:
+                    self.kill_vm(vm.name)
             words = ("up", "--runtime", "local")
             name = str(self.command(*words, machine="vm")["vm"])
         else:

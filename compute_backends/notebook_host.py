@@ -6,6 +6,7 @@ they print to cell.log. SIGUSR1 interrupts the kernel (the stop button), SIGUSR2
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -25,6 +26,7 @@ from compute_backends.local_notebook import CELL_LOG, CELL_RUNNING, CONTENT, HOS
 _POLL_S = 0.2
 _READY_S = 60.0
 _NUDGE_S = 1.0
+_UNSAID_CHARS = 64 * 1024  # of a cell's words, kept while the disk takes none
 _STARTS = 3  # another program may take a port between its choice and the kernel's own bind
 _KERNEL_ARGV = ["-m", "ipykernel_launcher", "-f", "{connection_file}"]
 
@@ -55,6 +57,8 @@ class NotebookHost:
         self._client: BlockingKernelClient | None = None
         self._waiting_for = ""  # message id of the cell in execution
         self._ran = 0
+        self._unsaid = ""
+        self._due: dict[str, Any] | None = None  # a record that the disk has not taken yet
 
     def run(self) -> int:
         for sig in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
@@ -84,10 +88,10 @@ class NotebookHost:
             self._record(CellState.KERNEL_DEAD)
         if self._rerun and not self._waiting_for:
             self._rerun = False
-            if not self._manager.is_alive():
-                self._start_kernel()
-            self._start_cells()
+            if self._manager.is_alive() or self._starts_again():
+                self._start_cells()
         self._read_output()
+        self._catch_up()
 
     def _start_kernel(self) -> None:
         """A kernel with ports of its own. Raises RuntimeError when none answers."""
@@ -112,6 +116,15 @@ class NotebookHost:
             self._await_output_channel(client)
             self._client = client
             return
+
+    def _starts_again(self) -> bool:
+        """A disk that is full lets no kernel start; a person presses again once there is room."""
+        try:
+            self._start_kernel()
+        except (OSError, RuntimeError) as error:
+            sys.stderr.write(f"no kernel: {error}\n")
+            return False
+        return True
 
     def _environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONSAFEPATH")}
@@ -159,9 +172,7 @@ class NotebookHost:
             return
         kind, content = message["msg_type"], message["content"]
         text = _text(kind, content)
-        if text:
-            with (self._folder / CELL_LOG).open("a", encoding="utf-8", errors="replace") as log:
-                log.write(text)
+        self._unsaid = (self._unsaid + text)[-_UNSAID_CHARS:]
         if message["parent_header"].get("msg_id") != self._waiting_for:
             return
         if kind == "error":
@@ -181,8 +192,20 @@ class NotebookHost:
             "ran": self._ran,
             **values,
         }
-        if files.read_json(self._folder / HOST_RECORD) != record:
-            files.write_json(self._folder / HOST_RECORD, record)
+        self._due = record if files.read_json(self._folder / HOST_RECORD) != record else None
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Write what is due. A VM whose disk is full goes on, as one behind a real front end does."""
+        with contextlib.suppress(OSError):
+            if self._unsaid:
+                with (self._folder / CELL_LOG).open("a", encoding="utf-8", errors="replace") as log:
+                    log.write(self._unsaid)
+                self._unsaid = ""
+        with contextlib.suppress(OSError):
+            if self._due is not None:
+                files.write_json(self._folder / HOST_RECORD, self._due)
+                self._due = None
 
 
 def code_cells(notebook: Path) -> list[str]:

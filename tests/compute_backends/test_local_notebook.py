@@ -51,6 +51,10 @@ def local(tmp_path: Path) -> Iterator[LocalNotebook]:
         made.kill(vm)
 
 
+def _ran(vm: LocalVm) -> int:
+    return int((files.read_json(vm.folder / "host.json") or {}).get("ran", 0))
+
+
 def _printed(vm: LocalVm, text: str, *, times: int = 1) -> bool:
     log = vm.folder / CELL_LOG
     return log.exists() and log.read_text().count(text) >= times
@@ -162,6 +166,39 @@ def test_a_kernel_starts_again_where_another_program_took_its_ports(local: Local
         taken.listen()
         local.run_cell(vm)
         wait_until(lambda: _printed(vm, "kernel", times=2), 20, what="the new kernel")
+
+
+def test_a_full_disk_ends_no_vm_and_what_was_printed_meanwhile_is_written_later(
+    local: LocalNotebook, tmp_path: Path
+) -> None:
+    vm = local.start(VmRequest(_notebook(tmp_path, "print('said')")))
+    wait_until(lambda: local.describe(vm).cell == "done", 20, what="the cell")
+    log = vm.folder / CELL_LOG
+    log.rename(vm.folder / "before")
+    log.symlink_to("/dev/full")
+    local.run_cell(vm)
+    wait_until(lambda: _ran(vm) == 2 and local.describe(vm).cell == "done", 20, what="the cell's second run")
+    log.unlink()
+    wait_until(lambda: _printed(vm, "said"), 20, what="what it had printed")
+    assert local.is_alive(vm)
+
+
+def test_a_kernel_that_can_not_start_for_want_of_room_is_started_by_a_later_press(
+    local: LocalNotebook, tmp_path: Path
+) -> None:
+    vm = local.start(VmRequest(_notebook(tmp_path, "import os\nprint('kernel', os.getpid())\n")))
+    wait_until(lambda: local.describe(vm).cell == "done", 20, what="the cell")
+    os.kill(int((vm.folder / CELL_LOG).read_text().split()[1]), signal.SIGKILL)
+    wait_until(lambda: local.describe(vm).cell == "kernel-dead", 10, what="its death to be seen")
+    in_the_way = vm.folder / "kernel.json"
+    in_the_way.unlink()
+    in_the_way.mkdir()
+    local.run_cell(vm)
+    wait_until(lambda: "no kernel" in (vm.folder / "host.log").read_text(), 20, what="its words")
+    assert local.describe(vm).cell == "kernel-dead" and local.is_alive(vm)
+    in_the_way.rmdir()
+    local.run_cell(vm)
+    wait_until(lambda: _printed(vm, "kernel", times=2), 20, what="the new kernel")
 
 
 def test_a_host_that_is_gone_counts_as_a_dead_vm(local: LocalNotebook, tmp_path: Path) -> None:
