@@ -147,6 +147,9 @@ def price_checks(terms: Terms, estimate: Estimate, unpriced: str) -> list[Check]
     if estimate.hours is not None and terms.max_hours is not None and estimate.hours > terms.max_hours:
         over = f"{estimate.hours:.2f} h ({estimate.hours_from}) is over max_hours = {terms.max_hours:g}"
         checks.append(Check("cap of hours", REFUSE, over, "less to do, or a higher max_hours"))
+    if terms.max_total is not None and estimate.hours == 0:  # a budget of 0 s would stand for none
+        text = f"max_total = {terms.max_total} leaves it no time to run"
+        checks.append(Check("cap: max_total", REFUSE, text, "a higher max_total; leave it out for no cap"))
     for name, cap in (("max_total", terms.max_total), ("balance", terms.balance)):
         if cap is not None and isinstance(total, Money) and total > cap:
             hint = "less to do, or a higher max_total" if name == "max_total" else "less to do, or more on the account"

@@ -23,6 +23,9 @@ _SURVIVABLE: Final = frozenset({
     F.CHECKPOINT_CORRUPT, F.HOST_OOM, F.SHM, F.NAN_LOSS, F.NCCL_TIMEOUT, F.SUBMIT_ERROR,
 })  # fmt: skip
 _DIGITS = re.compile(r"\d+")
+_NO_TEXT = re.compile("\ufffd+")
+_NOISE_RUNS: Final = 2
+_NOISE_SHARE: Final = 8  # a run of such bytes in every so many characters
 _PER_LINE: Final = 6  # matches of one line that are kept: the highest
 
 
@@ -79,12 +82,22 @@ def find(
         known = seen.get(key)
         if known is None:
             text = masks.masked(raw, is_source=is_source)
-            known = seen[key] = _Kind(_signs(text), index.matches(text, raw, offset, number))
+            matched = [] if _is_noise(raw) else index.matches(text, raw, offset, number)
+            known = seen[key] = _Kind(_signs(text), matched)
         elif known.found:
             known.found = [_also_at(item, offset, number) for item in known.found]
         marks.note(known, number)
     found = [_judged(item, marks) for kind in seen.values() for item in kind.found]
     return Findings(sorted(found, key=lambda item: (-item.rank, item.first)), marks.success, late)
+
+
+def _is_noise(line: str) -> bool:
+    """Whether it is no text: in a few MB of random bytes any three letters of a short pattern come by themselves.
+
+    Bytes that are no UTF-8 count once for each run of them, so that a progress bar in another encoding stays a line.
+    """
+    runs = len(_NO_TEXT.findall(line))
+    return runs > _NOISE_RUNS and runs * _NOISE_SHARE > len(line)
 
 
 @dataclass

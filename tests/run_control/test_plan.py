@@ -93,6 +93,7 @@ REFUSED = {
     "nobody knows how long": (COLAB, "", "how long it takes is not known"),
     "no figure": (COLAB.replace("T4", "H100"), "expected_hours = 1", "no figure for H100"),
     "over the total": (COLAB + 'max_total = "1 CU"\n', "expected_hours = 2", "2.14 CU is over max_total = 1 CU"),
+    "a total of nothing": (COLAB + 'max_total = "0 CU"\n', "", "leaves it no time to run"),
     "over the stage's own total": (COLAB, 'expected_hours = 2\nmax_total = "2 CU"', "is over max_total = 2 CU"),
     "over the rate": (COLAB, 'expected_hours = 1\nmax_price_per_hour = "1 CU"', "over max_price_per_hour"),
     "over the hours": (COLAB, "expected_hours = 2\nmax_hours = 1", "over max_hours = 1"),

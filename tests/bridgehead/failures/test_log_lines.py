@@ -54,6 +54,13 @@ def test_hostile_bytes_are_survived(tmp_path: Path, data: bytes) -> None:
     assert classify(found).failure in F
 
 
+def test_letters_among_random_bytes_are_no_evidence() -> None:
+    noise = b"\xd9a\xf0. \xe2\x9d eio \xb5\xc4J ENOSPC \xfe\xa1* Killed \x90k\xdd|EIO\xcc"
+    assert classify(log_lines.from_bytes(noise * 3)).failure == F.UNKNOWN
+    bar = b" 40%|" + b"\xdb" * 60 + b"| 4/10 OSError: [Errno 5] Input/output error"
+    assert classify(log_lines.from_bytes(bar)).failure == F.MOUNT_LOST
+
+
 def test_what_a_progress_bar_glued_to_itself_is_a_line_of_its_own() -> None:
     found = log_lines.from_bytes(b"10%|#\r20%|##\rclient_loop: send disconnect: Broken pipe")
     assert found.lines[-1][1].startswith("client_loop")
