@@ -108,14 +108,14 @@ def run_file(
     wait: bool,
     as_json: bool,
 ) -> int:
-    """`bridgehead run FILE.toml`. `words`: what stands beside it and has no place there."""
-    from run_control import cli_runs, launching, spec_file
+    """`bridgehead run FILE.toml` or FILE.yaml. `words`: what stands beside it and has no place there."""
+    from run_control import cli_runs, launching, spec_file, spec_text
 
     path = Path(name) if Path(name).is_absolute() or Path(name).exists() else project.root / name
-    if not name.endswith(spec_file.SUFFIX) and not path.is_dir():
+    if not spec_text.is_one(name) and not path.is_dir():
         raise UsageError(
-            f"{name}: a spec file is TOML, and its name ends in {spec_file.SUFFIX}",
-            hint=f'write it as {Path(name).with_suffix(spec_file.SUFFIX)}: stage = "train", [config], epochs = 4',
+            f"{name}: a spec file is TOML or YAML, and its name ends in {', '.join(spec_text.SUFFIXES)}",
+            hint=f'write it as {Path(name).with_suffix(spec_text.TOML)}: stage = "train", [config], epochs = 4',
         )
     if unpriced:
         launching.unpriced_word(unpriced)  # refuses what is no reason

@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 
 from bridgehead import files, names
 from run_control import demo as show_case
+from run_control import yaml_file
 from run_control.demo import Demo, Result
 from run_control.demo_shell import DemoFailed
 from run_control.demo_view import DemoView
-from run_control.studies import study_file, yaml_file
+from run_control.studies import study_file
 from run_control.studies.study_file import ANALYSIS, DECISION, STUDY
 
 NAME = "lp-ft"

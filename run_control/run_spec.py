@@ -1,8 +1,8 @@
 """A run spec: all that decides what a run is, frozen, in one canonical form whose SHA-256 is its id.
 
-It is made from the project file (TOML, as everything that a person writes for Bridgehead: its reader is in the standard
-library, it has one way to write a number and no surprises such as `no` for false), from a spec file that overrides it,
-and from what is on the disk: code, data, seeds. Its resolved form travels with the command and lies in the run's
+It is made from the project file (TOML: its reader is in the standard library, it has one way to write a number and no
+surprises such as `no` for false), from a spec file in TOML or YAML that overrides it, and from what is on the disk:
+code, data, seeds. Its resolved form travels with the command and lies in the run's
 run.json. Two specs with one id give the same bits on the same image.
 """
 
@@ -162,7 +162,7 @@ def digest_checked(data: object, spec_id: str, where: str) -> RunSpec:
     if spec.id != spec_id:
         raise VerificationError(
             f"{where} was edited: its id is {spec.id[:16]} and no longer {spec_id[:16]}",
-            hint="write a spec file of your own and run it with --spec",
+            hint="write a spec file of your own: bridgehead run FILE.toml",
         )
     return spec
 

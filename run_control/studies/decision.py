@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead.errors import UsageError
+from run_control import yaml_file
 from run_control.key_control import me
 from run_control.project import Project
-from run_control.studies import analysis, study_file, yaml_file
+from run_control.studies import analysis, study_file
 from run_control.studies.figures import Against, Figures
 from run_control.studies.study_file import DECISION, Study
 from run_control.studies.tracker import Tracker

@@ -11,9 +11,8 @@ from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, UNPRICED_KEY, nearest
 from bridgehead.records import StageSpec
-from run_control import project_file
+from run_control import project_file, yaml_file
 from run_control.project import Project
-from run_control.studies import yaml_file
 from run_control.studies.study_file import STUDY, Config, Study
 from run_control.studies.tracker import PLANNED, Tracker
 

@@ -15,9 +15,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from bridgehead import files
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.queue_lines import nearest
-from run_control import money, queue_writer, run_spec
+from run_control import money, queue_writer, run_spec, yaml_file
 from run_control.project import Project
-from run_control.studies import yaml_file
 
 FOLDER = "studies"
 STUDY, TRACKER, ANALYSIS, PLOT, DECISION = "study.yaml", "tracker.yaml", "analysis.md", "analysis.svg", "decision.yaml"

@@ -13,7 +13,8 @@ from typing import Any
 
 from bridgehead import files
 from bridgehead.errors import NotFoundError, UsageError
-from run_control.studies import study_file, yaml_file
+from run_control import yaml_file
+from run_control.studies import study_file
 from run_control.studies.study_file import ANALYSIS, DECISION, STUDY, TRACKER, Cell, Config, Study
 
 PLANNED, QUEUED, RUNNING, DONE, FAILED = "planned", "queued", "running", "done", "failed"

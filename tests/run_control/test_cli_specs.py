@@ -133,6 +133,14 @@ def test_a_spec_file_is_run_by_its_name(bridgehead: Call, project: Project) -> N
     assert bridgehead("run", "arm.toml", "seed=1").code == 2
 
 
+def test_a_spec_file_in_yaml_is_the_same_run(bridgehead: Call, project: Project) -> None:
+    (project.root / "arm.toml").write_text('stage = "train"\n[config]\nseed = 3\n')
+    (project.root / "arm.yaml").write_text("stage: train\nconfig:\n  seed: 3\n")
+    one = bridgehead("run", "arm.toml", "--dry-run", "--json").data
+    other = bridgehead("run", "arm.yaml", "--json").data
+    assert other["line"] == one["line"]
+
+
 def test_a_spec_file_starts_unpriced_for_a_reason_and_on_the_vm_that_is_named(
     bridgehead: Call, project: Project
 ) -> None:
@@ -155,8 +163,8 @@ def test_what_has_no_place_beside_a_spec_file_is_refused(bridgehead: Call, proje
     answer = bridgehead("run", "arms/")
     assert answer.code == 2 and "arms is a folder" in answer.err and "one.toml" in answer.err
     assert "did you mean one.toml?" in bridgehead("run", "arms/on.toml").err
-    answer = bridgehead("run", "arms/y.yaml")
-    assert answer.code == 2 and "a spec file is TOML" in answer.err and "arms/y.toml" in answer.err
+    answer = bridgehead("run", "arms/y.json")
+    assert answer.code == 2 and "a spec file is TOML or YAML" in answer.err and "arms/y.toml" in answer.err
 
 
 def test_a_parent_is_a_run_that_was_and_the_nearest_is_named(

@@ -15,9 +15,9 @@ from bridgehead import files, names
 from bridgehead.errors import UsageError
 from bridgehead.names import RunState
 from registry_support import Lab
-from run_control import bridge_control, project_file
+from run_control import bridge_control, project_file, yaml_file
 from run_control.project import Project
-from run_control.studies import conductor, figures, study_file, yaml_file
+from run_control.studies import conductor, figures, study_file
 from run_control.studies import tracker as tracking
 from run_control.studies.tracker import Tracker
 
