@@ -295,6 +295,7 @@ class Heartbeat(Record):
     uploads: dict[str, Any] = field(default_factory=dict)  # paused, rate_bytes_s, eta_s, runs: what is on its way here
     address_seq: int = 0  # the number of the bridge's address that it follows; a newer one comes with the hints
     address_note: str = ""  # of an announcement that it refused, and why
+    export_trial: dict[str, Any] = field(default_factory=dict)  # of one that failed here: what, hint, at
 
 
 def duration(seconds: float) -> str:

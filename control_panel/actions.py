@@ -22,7 +22,18 @@ from control_panel.log_text import Reader, plain
 from control_panel.presses import Press, Presses
 from control_panel.sent import Sent
 from control_panel.shapes import Artifact, HashState, QueueLine
-from run_control import commands, desktop, log_pages, plan, queue_writer, queueing, releasing, stopping, views
+from run_control import (
+    commands,
+    desktop,
+    launch_notes,
+    log_pages,
+    plan,
+    queue_writer,
+    queueing,
+    releasing,
+    stopping,
+    views,
+)
 from run_control.commands import Order
 from run_control.project import Project
 
@@ -148,7 +159,7 @@ class Actions:
             return {**answer, "text": "\n".join(map(plain, lines)), "warn": bool(back.under_way or back.warnings)}
         if not orders[0].stage:
             return answer
-        made = commands.plan_of(self._project, orders[0])
+        made = launch_notes.with_notes(self._project, commands.plan_of(self._project, orders[0]))
         told = {**answer, "text": "; ".join(plan.lines(made)), "plan": made.to_json()}
         told["spec"] = {key: value for key, value in made.stage.to_json().items() if key != "pins"}
         if made.refusal is None:

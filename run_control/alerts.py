@@ -13,7 +13,7 @@ from bridge.tunnels import NONE
 from bridgehead.names import RunState
 from bridgehead.records import duration
 from bridgehead.upload_text import size_text
-from run_control import next_steps
+from run_control import launch_notes, next_steps
 from run_control.bridge_control import LiveBridge, way_in
 from run_control.project_file import SHELL_STAGE
 from run_control.views import RunView
@@ -116,7 +116,7 @@ def _vms(runs: Sequence[RunView], vms: Sequence[Mapping[str, Any]], now: float) 
             text = f"{vm_id} has not been heard of for {duration(age_s)}"
             found.append(AlertView(f"silent:{vm_id}", BAD, text, f"look at its notebook; {_CELL}"))
         elif vm["state"] == VmState.LIVE and not vm.get("released"):
-            found += [*_cell(vm, mine), *_store(vm, mine), *_trash(vm)]
+            found += [*_cell(vm, mine), *_store(vm, mine), *_trash(vm), *_export(vm)]
     return found
 
 
@@ -158,6 +158,12 @@ def _trash(vm: Mapping[str, Any]) -> list[AlertView]:
         return []
     text = f"{size_text(trash)} lie in the trash of the store of {vm_id} and count; {size_text(free)} are free"
     return [AlertView(f"trash:{vm_id}", WARN, text, "empty its trash")]
+
+
+def _export(vm: Mapping[str, Any]) -> list[AlertView]:
+    """What a run before the export only warns of in its log: hours later the export would fail there."""
+    what, hint = launch_notes.export_trouble(vm)
+    return [AlertView(f"export:{vm['vm_id']}", WARN, f"{vm['vm_id']} can't export: {what}", hint)] if what else []
 
 
 _CELL: Final = "run the bootstrap cell there again"

@@ -130,10 +130,10 @@ def run_file(
 
 
 def show_plan(project: Project, line: str, made: Plan, *, as_json: bool) -> int:
-    """The plan, and the memos about what it would use; exit 2 when the run would be refused."""
-    from run_control import memo_scope, plan, project_file
+    """The plan, with memos about what it would use; exit 2 when the run would be refused."""
+    from run_control import launch_notes, plan
 
-    checks = [*made.checks, *memo_scope.checks(project, project_file.load_whole(project.root), made)]
+    made = launch_notes.with_notes(project, made)
 
     def show() -> None:
         if line:
@@ -143,8 +143,8 @@ def show_plan(project: Project, line: str, made: Plan, *, as_json: bool) -> int:
                 say(f"  {key}: {value}")
         for text in plan.lines(made):
             say(text)
-        table(("CHECK", "STATE", "FOUND", "NEXT"), [(c.name, c.state, c.text, c.hint) for c in checks])
+        table(("CHECK", "STATE", "FOUND", "NEXT"), [(c.name, c.state, c.text, c.hint) for c in made.checks])
 
     stage = {key: value for key, value in made.stage.to_json().items() if key != "pins"}
-    data = {"line": line, "spec": stage, **made.to_json(), "checks": [check.to_json() for check in checks]}
+    data = {"line": line, "spec": stage, **made.to_json()}
     return emit(data, as_json=as_json, show=show, error=made.refusal)

@@ -17,7 +17,7 @@ from bridgehead.errors import BridgeDownError, NotFoundError, UsageError
 from bridgehead.failures.classes import INFRASTRUCTURE, facts
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import Status, duration
-from run_control import locks
+from run_control import locks, memo_evidence
 from run_control.project import Project
 from run_control.views import RunView
 
@@ -32,7 +32,8 @@ HEADERS: Final = ("MEMO", "TIMES", "LAST", "COST", "SYMPTOM", "HELPED")
 def note(project: Project, view: RunView, postmortem: dict[str, Any], now: float) -> str:
     """Count this end in its memo; returns the class, or "" for one that needs no memo.
 
-    A run that ended well is noted as what helped, in the memos of its stage's failures before. Raises OSError.
+    A run that ended well is noted as what helped, in the memos of failures before of the same stage and config.
+    Raises OSError.
     """
     failure = _class_of(view, postmortem)
     with _writing(project):
@@ -126,7 +127,8 @@ def _incident(project: Project, view: RunView, postmortem: dict[str, Any], now: 
     symptom = decisive[0] if decisive else view.reason or ("its VM fell silent" if view.state == RunState.LOST else "")
     return {
         "at": round(at, 3), "run_id": view.run_id, "attempt": view.attempt, "stage": view.stage, "vm_id": view.vm_id,
-        "symptom": " ".join(symptom.split())[:300], "lost_s": round(lost_s, 1),
+        "symptom": " ".join(symptom.split())[:300], "lost_s": round(lost_s, 1), "seq": view.seq,
+        "config_sha256": memo_evidence.config_of(project, view.run_id),
     }  # fmt: skip
 
 
@@ -148,9 +150,12 @@ def _lost_s(view: RunView, status: Status | None) -> float:
 
 
 def _note_help(project: Project, view: RunView, now: float) -> None:
-    """The first good end of a stage after an incident of its own: what was different is what may have helped."""
+    """The first good end of the same stage and config after an incident: what was different may have helped."""
+    status = _status(project, view)
+    started = status.started if status is not None else 0.0
     for memo in all_of(project):
-        open_ones = [item for item in memo["incidents"] if item["stage"] == view.stage and not item.get("ended_well")]
+        waiting = [item for item in memo["incidents"] if not item.get("ended_well")]
+        open_ones = [item for item in waiting if memo_evidence.counts(project, view, started, item)]
         if not open_ones:
             continue
         for item in open_ones:
@@ -160,7 +165,7 @@ def _note_help(project: Project, view: RunView, now: float) -> None:
         how = f"attempt {view.attempt} of {view.run_id}" if last["run_id"] == view.run_id else f"{view.run_id}"
         memo["helped"] = [
             *memo["helped"],
-            {"at": round(now, 3), "what": f"{how}, {place}, ended well", "by": "record"},
+            {"at": round(now, 3), "what": f"{how}, same config, {place}, ended well", "by": "record"},
         ][-20:]
         _save(project, memo)
 
@@ -195,8 +200,8 @@ def _load(project: Project, failure: FailureClass) -> dict[str, Any] | None:
 
 def _save(project: Project, memo: dict[str, Any]) -> None:
     (project.root / FOLDER).mkdir(exist_ok=True)
-    files.write_json(_path(project, memo["class"], "json"), memo)
     files.write_atomic(_path(project, memo["class"], "md"), page(memo).encode())
+    files.write_json(_path(project, memo["class"], "json"), memo)  # last: what is in it is not counted again
 
 
 def page(memo: dict[str, Any]) -> str:

@@ -62,8 +62,11 @@ def _settle(project: Project, runs: list[RunView], now: float) -> list[str]:
         waiting = view.state == RunState.LOST
         if key in handled or not (waiting or view.ended) or _is_awaited(project, view, now):
             continue
-        record = {} if waiting else of(project, view).record
-        memos.note(project, view, record, now)
+        try:
+            record = {} if waiting else of(project, view).record
+            memos.note(project, view, record, now)
+        except OSError:  # something odd in its folder, or no room: the others have theirs, it is tried again
+            continue
         handled[key] = round(now, 3)
         fresh.append(view.run_id)
     if fresh:

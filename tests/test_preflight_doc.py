@@ -15,7 +15,7 @@ STATES = ("pass", "warn", "refuse", "fail")
 # The table under each heading, and the files whose checks are in it.
 TABLES = {
     "On the laptop": ("run_control/doctor.py", "run_control/preflight.py"),
-    "Of a launch": ("run_control/plan.py", "run_control/memo_scope.py"),
+    "Of a launch": ("run_control/plan.py", "run_control/memo_scope.py", "run_control/launch_notes.py"),
     "On the VM": ("vm_daemons/preflight.py", "vm_daemons/preflight_machine.py"),
 }
 

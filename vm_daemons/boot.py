@@ -17,7 +17,7 @@ from typing import Any
 from bridgehead import names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError
 from bridgehead.pairing import Pairing, decode
-from vm_daemons import address, cell, daemons, image_packages, key_rotation, mounting, payload, takeover
+from vm_daemons import address, cell, daemons, export_trial, image_packages, key_rotation, mounting, payload, takeover
 from vm_daemons.address import Addresses
 from vm_daemons.client import BridgeClient, with_retries
 from vm_daemons.home import VmHome
@@ -75,6 +75,7 @@ def boot(home: VmHome, code: str) -> None:
 
         requirements.install([str(line) for line in told["requirements"]], cell.say)
         image_packages.refuse_moved(home)
+    export_trial.forget_failure(home)
     if told["from"] != _LAPTOP:
         _say_what_others_left(home)
     states = daemons.ensure(home)

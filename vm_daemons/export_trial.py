@@ -8,6 +8,7 @@ made again each time, since somebody may have mended it; one that did not end in
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -42,6 +43,16 @@ class Trial:
     error: str = ""
     took_s: float = 0.0
 
+    @property
+    def what(self) -> str:
+        """What went wrong."""
+        return f"{self.part} can't be imported" if self.part else f"a tiny model could not be exported: {self.error}"
+
+    @property
+    def hint(self) -> str:
+        part = f'add "{self.part}" to' if self.part else "correct the versions in"
+        return f"{part} [vm] requirements in {names.PROJECT_FILE}, and run the cell again"
+
 
 def look(home: VmHome, stopped: Callable[[], bool] = lambda: False) -> Trial | None:
     """The trial for the packages that are here now; None when `stopped` said so meanwhile. Raises OSError."""
@@ -50,7 +61,7 @@ def look(home: VmHome, stopped: Callable[[], bool] = lambda: False) -> Trial | N
     if isinstance(known, dict) and known.get("fingerprint") == key:
         if known.get("ok"):
             return Trial(ok=True)
-        if 0 <= time.time() - float(known.get("at") or 0) < HUNG_FOR_S:
+        if known.get("hung") and 0 <= time.time() - float(known.get("at") or 0) < HUNG_FOR_S:
             return Trial(ok=False, error=str(known.get("error") or ""))
     began = time.monotonic()
     said = _run(stopped)
@@ -62,10 +73,26 @@ def look(home: VmHome, stopped: Callable[[], bool] = lambda: False) -> Trial | N
         error=str(said.get("error") or ""),
         took_s=max(0.1, round(time.monotonic() - began, 1)),
     )
-    if trial.ok or said.get("hung"):
-        told = {"v": names.RECORD_VERSION, "fingerprint": key, "ok": trial.ok, "error": trial.error, "at": time.time()}
-        files.write_json(path, {**told, "took_s": trial.took_s})
+    told = {"v": names.RECORD_VERSION, "fingerprint": key, **dataclasses.asdict(trial), "at": time.time()}
+    with contextlib.suppress(OSError):  # a full disk changes nothing in what was found
+        files.write_json(path, {**told, "hung": bool(said.get("hung"))})
     return trial
+
+
+def told(home: VmHome) -> dict[str, Any]:
+    """For the heartbeat: what, hint and at (seconds since 1970) of the newest trial if it failed, else {}."""
+    known = files.read_json(home.state / names.VM_EXPORT_TRIAL)
+    if not isinstance(known, dict) or known.get("ok") is not False:
+        return {}
+    trial = Trial(ok=False, part=str(known.get("part") or "")[:100], error=str(known.get("error") or "")[:300])
+    return {"what": trial.what, "hint": trial.hint, "at": known.get("at")}
+
+
+def forget_failure(home: VmHome) -> None:
+    """For the boot, which installs what was missing: what failed before says nothing now."""
+    if told(home):
+        with contextlib.suppress(OSError):
+            (home.state / names.VM_EXPORT_TRIAL).unlink()
 
 
 def fingerprint() -> str:

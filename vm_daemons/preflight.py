@@ -199,8 +199,5 @@ def _export(record: RunRecord, home: VmHome, run_dir: Path) -> Iterator[Finding]
         yield Finding("export", PASS, f"a tiny model was exported and gave what torch gives{took}")
         return
     is_export = record.spec.command == f"{names.SHIPPED_COMMAND_PREFIX}{names.EXPORT}"
-    what = f"{trial.part} can't be imported" if trial.part else f"a tiny model could not be exported: {trial.error}"
-    part = f'add "{trial.part}" to' if trial.part else "correct the versions in"
     after = "" if is_export else ", and a stage that exports comes after this one"
-    hint = f"{part} [vm] requirements in {names.PROJECT_FILE}, and run the cell again"
-    yield Finding("export", REFUSE if is_export else WARN, f"{what}{after}", hint)
+    yield Finding("export", REFUSE if is_export else WARN, f"{trial.what}{after}", trial.hint)

@@ -23,7 +23,7 @@ from typing import Any
 from bridgehead import announcement, files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
 from bridgehead.records import Heartbeat, RunRecord, Status
-from vm_daemons import address, beats, daemons, key_rotation, lifetime, run_meter
+from vm_daemons import address, beats, daemons, export_trial, key_rotation, lifetime, run_meter
 from vm_daemons.address import Patience
 from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import Backoff, BridgeClient
@@ -286,6 +286,7 @@ class StatusDaemon:
             address_note=str(self._addresses.note or self._store.record.get("address_note") or ""),
             runs=[_in_beat(item) for item in statuses],
             uploads=self._pace.told(),
+            export_trial=export_trial.told(self._home),
             **self._gauges.snapshot(),
         )
 

@@ -41,7 +41,7 @@ function fateOf(entry, store) {
 }
 
 // The stage as the ledger would have it and what it will cost, as [name, value] rows.
-function planFacts({ spec, text }) {
+function planFacts({ spec, text, plan }) {
   const pairs = (value) => Object.entries(value || {}).filter(([, one]) => one !== null && one !== "" && one !== 0 && one !== false)
     .map(([name, one]) => `${name}=${typeof one === "object" ? JSON.stringify(one) : one}`).join("  ");
   const every = [
@@ -57,6 +57,8 @@ function planFacts({ spec, text }) {
     ["needs", pairs(spec.needs)],
     ["checkpoint", every.length ? `every ${every.join(" or ")}, ${spec.keep_checkpoints} kept` : ""],
     ...priceFacts(text || ""),
+    ...(((plan || {}).checks) || []).filter((check) => check.state === "warn")
+      .map((check) => [`warning: ${check.name}`, [check.text, check.hint].filter(Boolean).join(". Next: ")]),
   ];
   return rows.filter(([, value]) => value).map(([name, value]) => [name, String(value).slice(0, 400)]);
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_process import in_process
 from project_support import VM, Seeded
 
 from bridge_client import live_bridge
@@ -16,7 +18,7 @@ from bridgehead import names
 from bridgehead.names import Ack, RunState
 from control_panel.actions import Actions
 from control_panel.shapes import Artifact
-from run_control import bridge_control, commands, desktop, project_file, queue_writer
+from run_control import bridge_control, commands, desktop, memos, project_file, queue_writer, views
 from run_control.bridge_control import LiveBridge
 from run_control.project import Project
 from support import wait_until
@@ -273,6 +275,21 @@ def test_what_the_project_refuses_is_refused_before_it_is_queued(fresh: Project)
     assert "price" in answer["text"]
     assert _lines(fresh) == []
     assert _act(actions, "run", "r2", stage="pretrain", overrides={}, unpriced="the lab pays")["state"] == "sent"
+
+
+def test_the_plan_that_is_shown_quotes_the_memos_that_the_dry_run_quotes(
+    seeded: Seeded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [run_id] = seeded.take("run:pretrain")
+    view = dataclasses.replace(views.run(seeded.project, run_id), state=RunState.FAILED, reason="seen")
+    memos.note(seeded.project, view, {"verdict": {"class": "vm_lost"}}, time.time())
+    planned = _act(Actions(seeded.project), "plan", stage="pretrain", overrides={})
+    told = in_process(capsys, "-C", str(seeded.project.root), "run", "pretrain", "--dry-run", "--json").data["checks"]
+    shown = planned["plan"]["checks"]
+    assert planned["state"] == "done" and [check["hint"] for check in shown] == [check["hint"] for check in told]
+    assert shown[-1]["name"] == "memos" and "vm_lost 1x" in shown[-1]["text"]
+    [quoted] = [check for check in told if check["name"] == "memos"]
+    assert quoted["state"] == "warn" and "vm_lost 1x" in quoted["text"]
 
 
 def test_a_vm_is_given_back_by_a_line_whose_plan_tells_what_becomes_of_its_runs(seeded: Seeded) -> None:

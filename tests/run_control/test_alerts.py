@@ -169,3 +169,16 @@ def test_the_bad_comes_first(seeded: Seeded) -> None:
     seeded.status(run_id, levels=_saved("confirmed", 1900))
     levels = [alert.level for alert in _alerts(seeded, live=None).values()]
     assert levels == ["bad", "warn"]
+
+
+def test_a_vm_that_could_not_export_is_told_long_before_the_export(seeded: Seeded) -> None:
+    run_id = _running(seeded)
+    seeded.status(run_id, levels=_saved("confirmed", 60))
+    trial = {"what": "onnx can't be imported", "hint": 'add "onnx" to [vm] requirements', "at": NOW}
+    seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store={"ok": True}, export_trial=trial))
+    found = _alerts(seeded)[f"export:{VM}"]
+    assert found.level == "warn" and found.is_news
+    assert found.text == f"{VM} can't export: onnx can't be imported" and 'add "onnx"' in found.next
+    for odd in ({}, {"what": 3}, {"hint": "x"}):
+        seeded.ledger.heartbeat(Heartbeat(VM, "boot", NOW, store={"ok": True}, export_trial=odd))
+        assert _alerts(seeded) == {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import os
+
 import pytest
 from cli_process import in_process
 from project_support import NOW, VM, Seeded
@@ -82,10 +86,58 @@ def test_a_lost_vm_is_a_memo_and_the_next_good_end_is_what_helped(seeded: Seeded
     assert (done, memo["class"], memo["helped"][0]["by"]) == ("", "vm_lost", "record")
 
 
-def _done(view: views.RunView) -> views.RunView:
-    import dataclasses
+def _done(view: views.RunView, attempt: int = 2) -> views.RunView:
+    return dataclasses.replace(view, state=RunState.DONE, attempt=attempt, vm_id="vm-other")
 
-    return dataclasses.replace(view, state=RunState.DONE, attempt=2, vm_id="vm-other")
+
+def _helped(seeded: Seeded, run_id: str) -> list[str]:
+    """What the memo of the mount says after the good end of this run."""
+    memos.note(seeded.project, _done(views.run(seeded.project, run_id), 1), {}, LATER + 60)
+    [memo] = memos.all_of(seeded.project)
+    return [item["what"] for item in memo["helped"]]
+
+
+def test_only_a_later_run_of_the_same_stage_and_config_is_what_helped(seeded: Seeded) -> None:
+    lines = ("run:pretrain seed=1", "run:pretrain seed=1", "run:pretrain seed=2", "run:finetune", "run:pretrain seed=1")
+    earlier, failed, other_config, other_stage, same = seeded.take(*lines)
+    folder = seeded.project.run(failed)
+    folder.mkdir(parents=True)
+    (folder / names.LOG).write_text("Transport endpoint is not connected\n")
+    seeded.finish(failed, RunState.FAILED, 1)
+    postmortems.settle(seeded.project, now=LATER)
+    for run_id in (earlier, other_config, other_stage):
+        assert _helped(seeded, run_id) == []
+    [told] = _helped(seeded, same)
+    assert told == f"{same}, same config, on another VM, ended well"
+    assert _helped(seeded, same) == [told]
+
+
+def test_a_run_that_had_begun_before_the_failure_has_not_helped(seeded: Seeded) -> None:
+    failed, beside = seeded.take("run:pretrain", "run:pretrain")
+    folder = seeded.project.run(failed)
+    folder.mkdir(parents=True)
+    (folder / names.LOG).write_text("Transport endpoint is not connected\n")
+    seeded.finish(failed, RunState.FAILED, 1)
+    postmortems.settle(seeded.project, now=LATER)
+    status = {"v": 1, "run_id": beside, "stage": "pretrain", "state": "done", "vm_id": VM, "attempt": 1}
+    seeded.project.run(beside).mkdir(parents=True)
+    for started, found in ((NOW + 1, 0), (LATER + 1, 1)):
+        said = {**status, "updated": LATER + 9, "started": started, "ended": LATER + 9}
+        files.write_json(seeded.project.run(beside) / names.STATUS, said)
+        assert len(_helped(seeded, beside)) == found
+
+
+def test_a_memo_of_before_tells_its_configs_by_the_ledger(seeded: Seeded) -> None:
+    failed, other_config, same = seeded.take("run:pretrain", "run:pretrain seed=2", "run:pretrain")
+    view = dataclasses.replace(views.run(seeded.project, failed), state=RunState.FAILED)
+    memos.note(seeded.project, view, {"verdict": {"class": "mount_lost"}}, LATER)
+    path = seeded.project.root / "memos/mount_lost.json"
+    old = files.read_json(path)
+    assert isinstance(old, dict)
+    for key in ("config_sha256", "seq"):
+        del old["incidents"][0][key]
+    files.write_json(path, old)
+    assert _helped(seeded, other_config) == [] and len(_helped(seeded, same)) == 1
 
 
 def test_a_launch_hears_of_those_that_apply(seeded: Seeded) -> None:
@@ -122,3 +174,35 @@ def test_the_commands(seeded: Seeded, capsys: pytest.CaptureFixture[str]) -> Non
     told = in_process(capsys, *place, "memos", "mount_lost", "--helped", "mounted again")
     assert "mounted again" in told.out
     assert in_process(capsys, *place, "memos", "--helped", "x").code == 2
+
+
+def _full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_on_a_full_disk_nothing_is_lost_and_nothing_counted_twice(
+    seeded: Seeded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_id = _fail(seeded, "Transport endpoint is not connected\n")
+    for call in ("fsync", "open"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, call, _full)
+            assert postmortems.settle(seeded.project, now=LATER) == []
+    write = files.write_json
+    with monkeypatch.context() as patch:  # room for all but the last word of what was counted
+        patch.setattr(
+            files, "write_json", lambda path, *rest: _full() if path.name.endswith("seen.json") else write(path, *rest)
+        )
+        assert postmortems.settle(seeded.project, now=LATER) == []
+    assert postmortems.settle(seeded.project, now=LATER) == [run_id]
+    [memo] = memos.all_of(seeded.project)
+    assert memo["times"] == 1 and "1 times" in (seeded.project.root / "memos/mount_lost.md").read_text()
+
+
+def test_a_run_whose_folder_takes_nothing_holds_up_no_other_one(seeded: Seeded) -> None:
+    odd, good = seeded.take("run:pretrain", "run:finetune")
+    for run_id in (odd, good):
+        seeded.finish(run_id, RunState.FAILED, 1)
+    seeded.project.run(odd).parent.mkdir(exist_ok=True)
+    seeded.project.run(odd).write_text("a file where a folder belongs")
+    assert postmortems.settle(seeded.project, now=LATER) == [good]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import sys
 from collections.abc import Callable
@@ -49,7 +50,39 @@ def test_a_python_without_onnx_is_told_the_part_and_tried_again_the_next_time(
     monkeypatch.setattr(sys, "executable", python_without(tmp_path / "bare", "onnx"))
     found = export_trial.look(home)
     assert found is not None and (found.ok, found.part) == (False, "onnx")
-    assert not (home.state / names.VM_EXPORT_TRIAL).exists()
+    monkeypatch.setattr(sys, "executable", python_without(tmp_path / "barer", "onnxruntime"))
+    again = export_trial.look(home)
+    assert again is not None and (again.ok, again.part) == (False, "onnxruntime")
+
+
+def test_one_that_failed_is_in_the_heartbeat_until_one_went_well_or_the_cell_was_run_again(
+    home: VmHome, fake: Fake
+) -> None:
+    bad, good = """print('{"ok": false, "part": "onnx"}')""", """print('{"ok": true}')"""
+
+    def mend() -> None:
+        fake(good)
+        export_trial.look(home)
+
+    for ends in (lambda: export_trial.forget_failure(home), mend):
+        fake(bad)
+        assert export_trial.told(home) == {} and export_trial.look(home) is not None
+        told = export_trial.told(home)
+        assert told["what"] == "onnx can't be imported" and told["hint"].startswith('add "onnx" to [vm] requirements')
+        ends()
+        assert export_trial.told(home) == {}
+
+
+def test_what_was_found_holds_though_it_can_not_be_noted(
+    home: VmHome, monkeypatch: pytest.MonkeyPatch, fake: Fake
+) -> None:
+    def full(*_arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_json", full)
+    fake("""print('{"ok": true}')""")
+    found = export_trial.look(home)
+    assert found is not None and found.ok
 
 
 def test_another_version_of_a_part_is_tried_anew(home: VmHome, monkeypatch: pytest.MonkeyPatch, fake: Fake) -> None:
