@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import hashlib
 import os
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +24,8 @@ PUBLIC_SUFFIX: Final = ".pub"
 ALGORITHM: Final = "ed25519"
 _CONTEXT = b"bridgehead bundle manifest, version 1\n"  # so that the key's signatures on other things mean nothing here
 _MAX_BYTES = 64 * 1024
+_SHOWN = 64  # characters of what a signature says of itself
+_AGAIN = "fetch the bundle again, or ask who signed it"
 _INSTALL = "pip install 'bridgehead[sign]'"
 
 
@@ -38,19 +42,27 @@ def make_key(path: Path) -> Path:
     private = crypto.Ed25519PrivateKey.generate()
     serial = crypto.serialization
     secret = private.private_bytes(serial.Encoding.PEM, serial.PrivateFormat.PKCS8, serial.NoEncryption())
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as handle:
-        handle.write(secret)
-        handle.flush()
-        os.fsync(handle.fileno())
     public = private.public_key().public_bytes(serial.Encoding.PEM, serial.PublicFormat.SubjectPublicKeyInfo)
-    files.write_atomic(public_path, public)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(fd, "wb") as handle:
+            handle.write(secret)
+            handle.flush()
+            os.fsync(handle.fileno())
+        files.write_atomic(public_path, public)
+    except OSError:  # half a pair would be in the way of the next try, and has signed nothing
+        path.unlink(missing_ok=True)
+        raise
     return public_path
 
 
 def sign(manifest: Path, target: Path, private_key: Path) -> str:
-    """Write the signature of `manifest` to `target`; returns the key's id. Raises UsageError for a key that is none."""
+    """Write the signature of `manifest` to `target`; returns the key's id.
+
+    Raises UsageError for a key that is none, and for one that others can read.
+    """
     crypto = _cryptography()
+    _refuse_open(private_key)
     key = _load(private_key, lambda raw: crypto.serialization.load_pem_private_key(raw, password=None))
     if not isinstance(key, crypto.Ed25519PrivateKey):
         raise UsageError(f"{private_key} is no private Ed25519 key", hint="bridgehead bundle keygen FILE makes one")
@@ -76,16 +88,18 @@ def check(manifest: Path, signature: Path, public_key: Path) -> str:
     if record is None:
         raise VerificationError("the bundle is not signed", hint="bridgehead bundle sign PATH --key FILE")
     if record.get("algorithm") != ALGORITHM:
-        raise VerificationError(f"the signature is of kind {record.get('algorithm')!r}; this checks {ALGORITHM}")
+        kind = repr(record.get("algorithm"))[:_SHOWN]
+        raise VerificationError(f"the signature is of kind {kind}; this checks {ALGORITHM}", hint=_AGAIN)
     mine = _key_id(key, crypto)
     if record.get("key_id") != mine:
-        raise VerificationError(f"the bundle is signed with key {record.get('key_id')}, and this is key {mine}")
+        theirs = key_id_of(signature) or "without a name"
+        hint = f"the {PUBLIC_SUFFIX} file of the key that it was signed with; of nobody you trust: do not use it"
+        raise VerificationError(f"the bundle is signed with key {theirs}, and this is key {mine}", hint=hint)
     try:
         key.verify(base64.b64decode(str(record.get("signature")), validate=True), _CONTEXT + manifest.read_bytes())
     except (crypto.InvalidSignature, binascii.Error, ValueError):
         raise VerificationError(
-            "the signature does not fit the manifest: the bundle was changed after it was signed",
-            hint="fetch the bundle again",
+            "the signature does not fit the manifest: the bundle was changed after it was signed", hint=_AGAIN
         ) from None
     return mine
 
@@ -94,7 +108,7 @@ def key_id_of(signature: Path) -> str:
     """The key's id as an unchecked signature says; empty when there is none."""
     record = _record(signature) or {}
     told = record.get("key_id")
-    return told if isinstance(told, str) and len(told) <= 64 and told.isprintable() else ""
+    return told if isinstance(told, str) and len(told) <= _SHOWN and told.isprintable() else ""
 
 
 def _record(path: Path) -> dict[str, Any] | None:
@@ -105,6 +119,13 @@ def _record(path: Path) -> dict[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
+def _refuse_open(path: Path) -> None:
+    """Raises UsageError for a private key that others can read: whoever copied it signs as its owner does."""
+    with contextlib.suppress(FileNotFoundError):
+        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+            raise UsageError(f"others can read {path}", hint=f"chmod 600 {path}, or a new key if somebody may have")
+
+
 def _load(path: Path, read: Any) -> Any:
     try:
         if path.stat().st_size > _MAX_BYTES:
@@ -112,7 +133,7 @@ def _load(path: Path, read: Any) -> Any:
         return read(path.read_bytes())
     except FileNotFoundError:
         raise NotFoundError(f"no key at {path}", hint="bridgehead bundle keygen FILE makes one") from None
-    except (ValueError, TypeError):  # TypeError: it is encrypted
+    except (ValueError, TypeError, _cryptography().UnsupportedAlgorithm):  # TypeError: it is encrypted
         raise UsageError(f"{path} is no key that can be read", hint="a PEM file without a password") from None
 
 
@@ -125,11 +146,12 @@ class _Cryptography:
     """What is used of the package, or the words for its absence."""
 
     def __init__(self) -> None:
-        from cryptography.exceptions import InvalidSignature
+        from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
         from cryptography.hazmat.primitives import serialization
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
         self.InvalidSignature = InvalidSignature
+        self.UnsupportedAlgorithm = UnsupportedAlgorithm
         self.serialization = serialization
         self.Ed25519PrivateKey = Ed25519PrivateKey
         self.Ed25519PublicKey = Ed25519PublicKey

@@ -11,7 +11,7 @@ import typer
 from bridgehead import names
 from bridgehead.errors import UsageError, VerificationError
 from bridgehead.queue_lines import nearest
-from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
+from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, one_key, project_of, say, table
 
 if TYPE_CHECKING:
     from run_control.registry.catalog import Model, State
@@ -131,7 +131,9 @@ def promote(
     to: Annotated[str, typer.Option("--to", metavar="STATE", help="Default: one step up.")] = "",
     alias: Annotated[str, typer.Option("--alias", metavar="NAME", help="Such as champion; it moves there.")] = "",
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Of a model that is new here.")] = "",
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Public key of its signature.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option("--key", metavar="FILE", help="Public key of its signature.")
+    ] = None,
     target: Annotated[str, typer.Option("--target", metavar="WHERE", help="Where it is deployed.")] = "",
     without_champion: Annotated[
         str, typer.Option("--without-champion", metavar="WHY", help="No table against the champion.")
@@ -147,7 +149,7 @@ def promote(
 
     found = project_of(context, project)
     journal = place.journal(found)
-    wish = promotion.Wish(_state(to) if to else None, key, target, without_champion, allow_regression)
+    wish = promotion.Wish(_state(to) if to else None, one_key(key), target, without_champion, allow_regression)
     steps: list[str] = []
     if to or target or key or not alias:  # an alias alone is no step
         done = promotion.promote(found, journal, model, wish, name=name)
@@ -209,17 +211,19 @@ def keygen(
 
 def sign(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A bundle folder, its archive, or in/<run>.")],
-    key: Annotated[Path, typer.Option("--key", metavar="FILE", help="The private key.")],
+    key: Annotated[list[Path], typer.Option("--key", metavar="FILE", help="The private key.")],
     json: JsonFlag = False,
 ) -> int:
     """Sign a bundle's manifest, after checking every file against it."""
     from export import bundle, signature
 
+    private = one_key(key)
+    assert private is not None  # the option has to be given
     with bundle.open_bundle(path) as opened:
         opened.check_files()
         inside = path.is_dir()
         target = opened.folder / names.BUNDLE_SIGNATURE if inside else path.with_name(path.name + signature.SUFFIX)
-        key_id = signature.sign(opened.folder / names.BUNDLE_MANIFEST, target, key)
+        key_id = signature.sign(opened.folder / names.BUNDLE_MANIFEST, target, private)
     data = {"signature": str(target), "key_id": key_id}
     return emit(data, as_json=json, show=lambda: say(f"signed with {key_id}: {target}"))
 

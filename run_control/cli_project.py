@@ -11,7 +11,7 @@ from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 from run_control import cli_models
-from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, project_of, say, table
+from run_control.cli_support import JsonFlag, ProjectFlag, emit, note, one_key, project_of, say, table
 
 _THIS_MACHINE = "http://127.0.0.1:"
 
@@ -192,13 +192,15 @@ def bundle_group() -> None:
 
 def bundle_verify(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="A bundle folder, its archive, or in/<run>.")],
-    key: Annotated[Path | None, typer.Option("--key", metavar="FILE", help="Its signature must be this key's.")] = None,
+    key: Annotated[
+        list[Path] | None, typer.Option("--key", metavar="FILE", help="Its signature must be this key's.")
+    ] = None,
     json: JsonFlag = False,
 ) -> int:
     """Check every hash, run the sample clips in onnxruntime and compare the outputs. Exit 9 when it does not hold."""
     from export import bundle
 
-    report = bundle.verify(path, key)
+    report = bundle.verify(path, one_key(key))
     data = report.to_json()
 
     def show() -> None:

@@ -53,6 +53,13 @@ def project_of(context: typer.Context, named: Path | None) -> Project:
     return find(named or context.obj)
 
 
+def one_key(given: list[Path] | None) -> Path | None:
+    """The one key file. Raises UsageError for several, of which all but the last would go unheeded."""
+    if given and len(given) > 1:
+        raise UsageError(f"--key is given {len(given)} times", hint="one key: run it once for each")
+    return given[0] if given else None
+
+
 def emit(
     data: Mapping[str, Any], *, as_json: bool, show: Callable[[], None], error: BridgeheadError | None = None
 ) -> int:

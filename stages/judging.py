@@ -26,7 +26,7 @@ from stages import sampling
 # Resampled groups understate the spread when there are few of them (A. C. Cameron, J. B. Gelbach, D. L. Miller,
 # "Bootstrap-Based Improvements for Inference with Clustered Errors", 2008): below this many it is said.
 FEW_GROUPS = 6
-_ROUNDING = 1e-9  # a value that is the threshold but for the rounding of its sums has reached it
+_ROUNDING = 1e-9  # of the values: what differs by less, from a threshold or from the other side, is equal to it
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -237,9 +237,10 @@ def _decided(
 ) -> Comparison:
     gains = [(first - second) * asked.sign for first, second in zip(candidate, baseline, strict=True)]
     low, high = interval(gains, how)
+    bar = asked.bar + _ROUNDING * max(abs(asked.bar), *(float(np.abs(part).max()) for part in [*candidate, *baseline]))
     value = float(np.mean([row["candidate"] for row in rows.values()]))
-    verdicts = [decide(low, high, asked.bar, len(gains))]
-    why = _words(verdicts[0], low, high, rows, gains, asked)
+    verdicts = [decide(low, high, bar, len(gains))]
+    why = _words(verdicts[0], low, high, rows, gains, asked, clear=low > bar)
     if asked.threshold is not None:
         own = interval([part * asked.sign for part in candidate], how)
         reached = decide(*own, asked.threshold * asked.sign - _ROUNDING * max(1.0, abs(asked.threshold)), len(gains))
@@ -268,9 +269,10 @@ def _words(
     rows: dict[str, dict[str, float]],
     gains: list[Floats],
     asked: Criterion,
+    *,
+    clear: bool,
 ) -> list[str]:
     where = {Verdict.PASS: "lies above", Verdict.FAIL: "does not reach above", Verdict.UNDECIDED: "reaches across"}
-    clear = low > asked.bar
     what = where[Verdict.PASS if clear else verdict]
     told = [f"the gain in {asked.metric} [{low:+.4g}, {high:+.4g}] {what} {asked.bar:+g}"]
     if sum(row["items"] for row in rows.values()) == 1:

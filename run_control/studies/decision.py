@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from bridgehead import files
 from bridgehead.errors import UsageError
 from run_control import yaml_file
 from run_control.key_control import me
@@ -80,8 +81,8 @@ def decide(
         "by": me()["user"],
         "at": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
-    if path.exists():
-        path.replace(path.with_name(f"{DECISION}.before"))
+    if path.exists():  # a copy: on a full disk the decision that stood still stands
+        files.write_atomic(path.with_name(f"{DECISION}.before"), path.read_bytes())
     yaml_file.save(path, record, head=_HEAD)
     return record
 

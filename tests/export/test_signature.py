@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 import stat
 import sys
@@ -112,3 +114,81 @@ def test_without_the_package_it_says_what_to_install(
     with pytest.raises(UsageError, match="cryptography") as caught:
         bundle.verify(signed, keys[1])
     assert "bridgehead[sign]" in caught.value.hint
+
+
+@pytest.mark.parametrize("case", ["cut", "cut to bytes", "of another bundle", "empty", "a hostile name", "half a file"])
+def test_a_signature_that_was_cut_or_is_of_another_bundle(
+    signed: Path, keys: tuple[Path, Path], tmp_path: Path, case: str
+) -> None:
+    path = signed / names.BUNDLE_SIGNATURE
+    record = json.loads(path.read_text())
+    other = tmp_path / "other"
+    other.write_text("of another bundle\n")
+    signature.sign(other, tmp_path / "theirs", keys[0])
+    changed = {
+        "cut": {"signature": record["signature"][:40]},
+        "cut to bytes": {"signature": record["signature"][:41]},
+        "of another bundle": json.loads((tmp_path / "theirs").read_text()),
+        "empty": {"signature": ""},
+        "a hostile name": {"key_id": "\x1b[2J" + "x" * 10_000},
+        "half a file": {},
+    }[case]
+    path.write_text(json.dumps({**record, **changed})[: 60 if case == "half a file" else None])
+    with pytest.raises(VerificationError) as caught:
+        bundle.verify(signed, keys[1])
+    assert caught.value.hint and caught.value.message.isprintable() and len(caught.value.message) < 200
+
+
+@pytest.mark.parametrize("case", ["a changed file", "an added file", "a link", "a link of a folder", "a file less"])
+def test_what_was_done_to_a_signed_bundle_is_named(
+    signed: Path, keys: tuple[Path, Path], tmp_path: Path, case: str
+) -> None:
+    notice = signed / bundle.NOTICE
+    if case == "a changed file":
+        notice.write_text(notice.read_text() + "x")
+    elif case == "an added file":
+        (signed / "more.py").write_text("x")
+    elif case == "a link of a folder":
+        (signed / "more").symlink_to(tmp_path, target_is_directory=True)
+    else:
+        notice.rename(tmp_path / "notice")
+        if case == "a link":
+            notice.symlink_to(tmp_path / "notice")
+    with pytest.raises(VerificationError, match="NOTICE|more"):
+        bundle.verify(signed, keys[1])
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes")
+def test_a_private_key_that_others_can_read_signs_nothing(good: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    loose = tmp_path / "loose"
+    loose.write_bytes(keys[0].read_bytes())
+    for mode in (0o644, 0o640, 0o604):
+        loose.chmod(mode)
+        with pytest.raises(UsageError, match="others can read") as caught:
+            signature.sign(good / names.BUNDLE_MANIFEST, tmp_path / "s", loose)
+        assert f"chmod 600 {loose}" in caught.value.hint and not (tmp_path / "s").exists()
+
+
+def test_a_key_of_another_kind_and_a_folder_in_its_place(signed: Path, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as serial
+    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+    public = X25519PrivateKey.generate().public_key()
+    (tmp_path / "x").write_bytes(public.public_bytes(serial.Encoding.PEM, serial.PublicFormat.SubjectPublicKeyInfo))
+    with pytest.raises(UsageError, match="no public Ed25519 key"):
+        bundle.verify(signed, tmp_path / "x")
+    with pytest.raises(OSError, match="directory"):
+        bundle.verify(signed, tmp_path)
+
+
+def test_a_full_disk_leaves_no_half_of_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for what in ("bridgehead.files.write_atomic", "os.fsync"):
+        with monkeypatch.context() as patch:
+            patch.setattr(what, full)
+            with pytest.raises(OSError, match="No space"):
+                signature.make_key(tmp_path / "release")
+        assert list(tmp_path.iterdir()) == []
+    assert signature.make_key(tmp_path / "release").exists()

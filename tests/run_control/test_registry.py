@@ -272,6 +272,9 @@ def signed(lab: Lab, say: Any, **export: Any) -> str:
     public = say("bundle", "keygen", str(key), "--json").data["public_key"]
     assert say("bundle", "sign", str(folder), "--key", str(key), "--json").data["key_id"]
     assert say("bundle", "verify", str(folder), "--key", public, "--json").data["signature"] == "valid"
+    for words in (("verify", public), ("sign", str(key))):
+        twice = say("bundle", words[0], str(folder), "--key", words[1], "--key", words[1])
+        assert twice.code == 2 and "--key is given 2 times" in twice.err
     return str(public)
 
 

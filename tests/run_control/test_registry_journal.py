@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridgehead import files
 from bridgehead.errors import StoreError, StoreGone, VerificationError
 from run_control.registry import catalog, entries
 from run_control.registry.entries import Entry, Kind
@@ -208,3 +211,28 @@ def test_whatever_is_written_nothing_climbs_without_evidence_and_an_alias_has_on
             assert catalog.ORDER.index(model.state) >= catalog.ORDER.index(catalog.ALIAS_FROM)
     assert sum(len(model.aliases) for model in known.models.values()) == len(known.aliases)
     json.dumps([model.to_json() for model in known.models.values()])
+
+
+def test_a_laptop_without_room_neither_hides_an_entry_nor_undoes_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store has it. A copy that was cut in the middle is mended by the next one that has room."""
+    write = os.write
+
+    def half(fd: int, data: bytes) -> int:
+        if len(data) > 1 and b"register" in data:
+            return write(fd, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    mine = journal(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "append_line", lambda path, line: (half(_opened(path), line.encode()), half(0, b"x")))
+        first = mine.append(lambda _: draft("a"))
+        assert first is not None and mine.entries() == [first]
+    second = mine.append(lambda _: draft("b"))
+    assert second is not None and second.previous == [first.digest]
+    assert journal(tmp_path).entries() == [first, second] and entries.check_chain([first, second]) == []
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -128,6 +130,32 @@ def test_from_question_to_decision(bench: Bench, say: Any) -> None:
     assert written["decision"] == "adopt" and written["tracker_sha256"] == tracking.read(bench.folder).sha256
     assert "<svg" in (bench.folder / study_file.PLOT).read_text()
     assert say("study", "status", "lp").code == 0
+
+
+def test_a_full_disk_leaves_the_tracker_and_the_decision_that_stood(
+    bench: Bench, say: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say("study", "plan", "lp")
+    bench.to_the_end()
+    say("study", "analyse", "lp")
+    assert say("study", "decide", "lp").code == 0
+    before = {path.name: path.read_bytes() for path in bench.folder.iterdir()}
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write = files.write_atomic
+    for spared in ("none", f"{study_file.DECISION}.before"):
+
+        def some(path: Path, *rest: Any, spared: str = spared) -> None:
+            return write(path, *rest) if path.name == spared else full()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(files, "write_atomic", some)
+            answer = say("study", "decide", "lp", "--again")
+        assert answer.code != 0 and "make room" in answer.err
+        assert {path.name: path.read_bytes() for path in bench.folder.iterdir() if path.name in before} == before
+    assert say("study", "decide", "lp", "--again").code == 0
 
 
 @pytest.mark.parametrize("seed", range(3))

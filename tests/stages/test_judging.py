@@ -88,6 +88,37 @@ def test_a_margin_lets_an_equal_pass_and_a_tie_is_told() -> None:
     assert compare(same, same).verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "asked"), [(0.8, 0.7, 0.1), (0.3, 0.2, 0.1), (0.7, 0.4, 0.3), (9e6, 8e6, 1e6)]
+)
+def test_a_gain_that_is_exactly_what_was_asked_for_is_no_pass_by_the_rounding_of_its_digits(
+    first: float, second: float, asked: float
+) -> None:
+    """0.8 - 0.7 is 0.10000000000000009."""
+    found = compare(np.full(10, first), np.full(10, second), min_effect=asked)
+    assert found.verdict is Verdict.FAIL and "does not reach above" in found.why[0]
+    assert compare(np.full(10, first), np.full(10, second), min_effect=asked * 0.999).verdict is Verdict.PASS
+
+
+@settings(max_examples=25, deadline=None)
+@given(numbers, st.integers(-2, 2), st.sampled_from([Direction.HIGHER, Direction.LOWER]))
+def test_what_differs_in_the_last_bit_alone_is_a_tie(first: Any, bits: int, direction: Direction) -> None:
+    second = first * (1.0 + bits * np.finfo(np.float64).eps)
+    assert compare(first, second, direction=direction).verdict is Verdict.FAIL
+
+
+def test_a_small_metric_has_small_gains_that_count() -> None:
+    assert compare(np.full(10, 3e-12), np.full(10, 2e-12)).verdict is Verdict.PASS
+
+
+def test_groups_of_one_item_each_are_judged_and_one_that_is_no_number_fails() -> None:
+    ids = np.arange(8)
+    gains = np.full(8, 0.5)
+    assert judging.compare(gains, gains - 0.1, ids, ids, Criterion("loss"), QUICK).verdict is Verdict.PASS
+    gains[3] = np.nan
+    assert judging.compare(gains, np.zeros(8), ids, ids, Criterion("loss"), QUICK).verdict is Verdict.FAIL
+
+
 def test_a_threshold_is_about_the_candidate_alone() -> None:
     good, bad = np.full(10, 0.8), np.full(10, 0.1)
     assert compare(good, bad, threshold=0.8).verdict is Verdict.PASS
