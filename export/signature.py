@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import contextlib
 import hashlib
 import os
 import stat
@@ -62,10 +61,10 @@ def sign(manifest: Path, target: Path, private_key: Path) -> str:
     Raises UsageError for a key that is none, and for one that others can read.
     """
     crypto = _cryptography()
-    _refuse_open(private_key)
     key = _load(private_key, lambda raw: crypto.serialization.load_pem_private_key(raw, password=None))
     if not isinstance(key, crypto.Ed25519PrivateKey):
         raise UsageError(f"{private_key} is no private Ed25519 key", hint="bridgehead bundle keygen FILE makes one")
+    _refuse_open(private_key)
     data = manifest.read_bytes()
     record = {
         "v": names.RECORD_VERSION,
@@ -121,9 +120,8 @@ def _record(path: Path) -> dict[str, Any] | None:
 
 def _refuse_open(path: Path) -> None:
     """Raises UsageError for a private key that others can read: whoever copied it signs as its owner does."""
-    with contextlib.suppress(FileNotFoundError):
-        if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
-            raise UsageError(f"others can read {path}", hint=f"chmod 600 {path}, or a new key if somebody may have")
+    if os.name == "posix" and stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise UsageError(f"others can read {path}", hint=f"chmod 600 {path}, or a new key if somebody may have")
 
 
 def _load(path: Path, read: Any) -> Any:
