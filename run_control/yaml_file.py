@@ -26,6 +26,7 @@ _TAG = "tag:yaml.org,2002:"
 _DOUBTS = {  # what YAML 1.1 makes of a word that is text here
     "bool": "it is true or false to some readers of YAML and a word to others",
     "timestamp": "a date is text here",
+    "merge": "nothing is merged here",
 }
 _WORDS: dict[str, Any] = {"null": None, "~": None, "": None, "true": True, "false": False}
 
@@ -73,7 +74,7 @@ def dump(value: Any) -> str:
     dumper_type: Any = type("Dumper", (yaml.SafeDumper,), {"ignore_aliases": lambda self, data: True})
 
     def text(dumper: Any, data: str) -> Any:
-        plain = isinstance(_scalar(data), str)
+        plain = isinstance(_scalar(data), str) and not _doubt(data)
         style = "|" if "\n" in data else None if plain else '"'
         return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
 
@@ -126,27 +127,29 @@ def _checked(events: Iterable[Any], name: str) -> Iterator[Any]:
 
 def _refuse_doubt(event: Any, name: str) -> None:
     """Raises UsageError for a plain word that another reader of YAML would take for something else."""
-    import yaml
-
     text, line = event.value, event.start_mark.line + 1
     if event.style is not None:
         return
     if not text:
         raise UsageError(f"{name}:{line}: a key without a value", hint='take the key out, or write null or ""')
-    value = _scalar(text)
-    kind = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False)).removeprefix(_TAG)
-    if value is None or isinstance(value, int | float) and math.isfinite(value) and not _LEADING_ZERO.match(text):
-        return
-    why = _DOUBTS.get(kind, "")
-    if kind in ("int", "float") or _ODD_NUMBER.match(text):
-        why = "no finite decimal number, or not the same one to every reader of YAML"
-    if kind == "merge":
-        why = "nothing is merged here"
+    why = _doubt(text)
     if why:
-        instead = "true or false" if kind == "bool" else "a plain decimal number"
-        raise UsageError(
-            f"{name}:{line}: {text[:40]}: {why}", hint=f'for text put it in quotes: "{text[:40]}"; else {instead}'
-        )
+        instead = "true or false" if why == _DOUBTS["bool"] else "a plain decimal number"
+        hint = f'for text put it in quotes: "{text[:40]}"; else {instead}'
+        raise UsageError(f"{name}:{line}: {text[:40]}: {why}", hint=hint)
+
+
+def _doubt(text: str) -> str:
+    """What other readers make of this plain word, where that may be something else than it is here; else ""."""
+    import yaml
+
+    value = _scalar(text)
+    if value is None or isinstance(value, int | float) and math.isfinite(value) and not _LEADING_ZERO.match(text):
+        return ""
+    kind = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False)).removeprefix(_TAG)
+    if kind in ("int", "float") or _ODD_NUMBER.match(text):
+        return "no finite decimal number, or not the same one to every reader of YAML"
+    return _DOUBTS.get(kind, "")
 
 
 def _form(error: Any) -> str:

@@ -240,6 +240,12 @@ def test_a_file_that_is_not_one_is_named(tmp_path: Path) -> None:
 
 
 def test_the_program_s_own_yaml_is_free_of_doubt() -> None:
-    said = {"a": ["no", "0x1f", "2024-01-01", ".nan", "1e-3", "010", "", "null", "<<"], "b": None, "c": 1e-3, "d": True}
+    said = {
+        "NAN": ["NaN", "inf", "0o17", "1e9999", "08", "<<", "-INF"],
+        "a": ["no", "0x1f", "2024-01-01", ".nan", "1e-3", "010", "", "null", "<<"],
+        "b": None,
+        "c": 1e-3,
+        "d": True,
+    }
     read, _ = yaml_file.parse(yaml_file.dump(said), "x.yaml", doubts=False)
     assert read == said and math.isclose(read["c"], 1e-3)
