@@ -215,6 +215,7 @@ def test_a_run_is_sent_only_after_its_plan_was_shown(night: Page) -> None:
             "line": "run:pretrain epochs=2",
             "text": "spec: abc; total: unpriced: no provider",
             "spec": spec,
+            "plan": {"checks": [{"name": "memos", "state": "warn", "text": "vm_lost 1x", "hint": "bridgehead memos"}]},
         },
     )
     night.get_by_test_id("run-overrides").fill("epochs=2")
@@ -222,6 +223,8 @@ def test_a_run_is_sent_only_after_its_plan_was_shown(night: Page) -> None:
     ask = night.get_by_test_id("ask-run")
     expect(ask).to_contain_text("run:pretrain epochs=2")
     expect(ask.locator("dd").first).to_have_text("bridgehead:pretrain")
+    expect(ask.locator("dt").last).to_have_text("warning: memos")
+    expect(ask.locator("dd").last).to_have_text("vm_lost 1x. Next: bridgehead memos")
     assert pages.commands(night, "plan")[0]["args"] == {"stage": "pretrain", "overrides": {"epochs": "2"}}
     assert pages.commands(night, "run") == []
     night.get_by_test_id("send-run").click()
