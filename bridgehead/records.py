@@ -212,6 +212,8 @@ class Status(Record):
     earlier_s: float = 0.0  # of running, in the attempts before this one
     progress_at: float = 0.0  # the newest word of progress
     interval_s: float = 0.0  # what is usual between two of them; 0: not known yet
+    stopping: str = ""  # what else than a person already has it save or stop; "" for nothing, and for a person
+    stopping_at: float = 0.0  # since when it is being stopped; 0: it is not
 
     def line(self) -> str:
         """status.txt: the same in one line for `cat` and `watch`; ages are as of `updated`."""

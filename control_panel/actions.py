@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sqlite3
 import threading
@@ -41,6 +40,7 @@ Answer = dict[str, Any]
 REMEMBERED_MAX: Final = 4096  # presses whose answer is repeated and not acted on again
 _NOT_TAKEN: Final = f"it is in {names.QUEUE_FILE}; no bridge has taken it yet"
 _NEVER_CAME: Final = "it never arrived, so nothing was done"
+_PRESS_AGAIN: Final = "the same was pressed in another view at this moment and counts once; press again for another"
 _SHOWN_ALREADY: Final = "this cell was shown already; ask anew for another look at it"
 
 
@@ -61,7 +61,6 @@ class Actions:
         self._on_check = on_check
         self._clock = clock
         self._lock = threading.Lock()
-        self._stops = threading.Lock()
         self._answers: OrderedDict[str, Answer] = OrderedDict()
         self._presses = Presses(project.private, project.queue)
         self._verbs: dict[str, Callable[[str, Mapping[str, Any]], Answer]] = {
@@ -77,6 +76,8 @@ class Actions:
     def act(self, command: Mapping[str, Any]) -> Answer:
         """`command`: {"id", "verb", "args"}. Returns {"id", "state", "text", "line"} and what the verb adds.
 
+        It may tell its "view" and what that had "seen": the number of the newest line of the queue that it showed.
+
         States: sent (in queue.txt), taken (the bridge has it), done, refused (nothing was done), failed. An id that
         came before gets the answer that it got then, or as far as it is; one that came to an earlier kernel makes only
         those of its lines that did not get into queue.txt.
@@ -90,7 +91,8 @@ class Actions:
                 return known
             self._remember(command_id, _answer(command_id, "sent", "it is under way"))
         meant = args.get("verb", "run") if verb == "plan" else verb
-        answer = self._guarded(command_id, verb, {**args, "verb": meant})
+        origin = {"view": str(command.get("view", ""))[:64], "seen": _whole(command.get("seen"))}
+        answer = self._guarded(command_id, verb, {**args, **origin, "verb": meant})
         with self._lock:
             self._remember(command_id, _answer(command_id, "refused", _SHOWN_ALREADY) if "cell" in answer else answer)
         return answer
@@ -142,10 +144,10 @@ class Actions:
         view, lines = commands.stop_lines(self._project, run, now=now)
         if not lines:
             raise UsageError(f"{view.run_id} has ended already: {view.state}")
-        earlier = [] if now else stopping.asked(self._project, view.run_id)
-        if earlier:
+        already = None if now else stopping.under_way(self._project, view)
+        if already is not None and already.lines:
             raise UsageError(
-                f"{view.run_id} is already being stopped by {stopping.in_words(earlier)}",
+                f"{view.run_id} is already being stopped by {already.in_words(self._clock())}",
                 hint="wait until it has saved; Kill now ends it at once and loses what came after its last checkpoint",
             )
         return [Order(line) for line in lines]
@@ -167,8 +169,9 @@ class Actions:
         return {**told, "state": "refused", "text": plain(made.refusal.message), "next": plain(made.refusal.hint)}
 
     def _queue(self, command_id: str, args: Mapping[str, Any]) -> Answer:
-        """One stop after the other, so that the second of two views sees the line of the first."""
-        with self._stops if args["verb"] == "stop" else contextlib.nullcontext():
+        """One after the other, so that the second of two views or kernels sees the line of the first."""
+        project = self._project
+        with queueing.in_turn(project.stop_lock if args["verb"] == "stop" else project.press_lock):
             return self._queue_now(command_id, args)
 
     def _queue_now(self, command_id: str, args: Mapping[str, Any]) -> Answer:
@@ -177,7 +180,11 @@ class Actions:
             orders = self._orders(args, keep=True)
             commands.check(self._project, orders[0])
             made = [order.line for order in orders]
-            press = self._presses.note(command_id, made, queueing.newest_seq(self._project))
+            twin, view = self._twin(made, args), str(args["view"])
+            after = queueing.newest_seq(self._project)
+            press = self._presses.note(command_id, [] if twin else made, after, view=view, twin=twin)
+        if press.twin:
+            return self._twins_answer(press)
         missing = self._missing(press)
         if not missing:
             return self._told_before(press)
@@ -186,6 +193,21 @@ class Actions:
         for line in missing[:-1]:  # a stop at once is two lines: the first asks, the second kills
             queueing.submit(self._project, line, via="panel")
         return self._submit_last(press, missing[-1])
+
+    def _twin(self, lines: list[str], args: Mapping[str, Any]) -> str:
+        """The press of another view that this one is the same as. A stop has a rule of its own: see _stop_orders."""
+        if args["verb"] == "stop" or not args["view"] or args["seen"] is None:
+            return ""
+        taken = [(seq, text) for seq, text, _ in queueing.taken_after(self._project, 0)]
+        found = self._presses.twin(lines, args["view"], args["seen"], taken)
+        return found.id if found is not None else ""
+
+    def _twins_answer(self, press: Press) -> Answer:
+        first = self._presses.find(press.twin)
+        if first is None:
+            return _answer(press.id, "refused", _PRESS_AGAIN)
+        told = self._told_before(first, press.id)
+        return {**told, "text": f"{told['text']}; {_PRESS_AGAIN}"}
 
     def _submit_last(self, press: Press, line: str) -> Answer:
         """The line whose fate is the press's."""
@@ -211,14 +233,14 @@ class Actions:
     def _missing(self, press: Press) -> list[str]:
         return self._presses.missing(press, [text for _, text, _ in queueing.taken_after(self._project, press.after)])
 
-    def _told_before(self, press: Press) -> Answer:
-        """Its lines are in the file: what became of the last one."""
+    def _told_before(self, press: Press, asks: str = "") -> Answer:
+        """Its lines are in the file: what became of the last one. `asks`: the press that is answered, if another."""
         rows = [row for row in queueing.taken_after(self._project, press.after) if row[1] == press.lines[-1]]
         found = [(seq, run) for seq, _, run in rows if not self.sent.other(press.id, seq)]
         if not found:
-            return _answer(press.id, "sent", _NOT_TAKEN, _words(press))
+            return _answer(asks or press.id, "sent", _NOT_TAKEN, _words(press))
         self.sent.taken(press.id, found[0][0])
-        return _taken(press.id, *found[0], _words(press))
+        return _taken(asks or press.id, *found[0], _words(press))
 
     def _fate(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         """What became of the press `of`, for a view that lost its answer; nothing is done for it."""
@@ -226,7 +248,9 @@ class Actions:
         with self._lock:
             known = self._answers.get(asked)
         press = None if known is not None else self._presses.find(asked)
-        if press is not None and len(self._missing(press)) < len(press.lines):
+        if press is not None and press.twin:
+            known = self._twins_answer(press)
+        elif press is not None and len(self._missing(press)) < len(press.lines):
             known = self._told_before(press)
         return {**(known or _answer(asked, "refused", _NEVER_CAME)), "of": asked, "id": command_id}
 

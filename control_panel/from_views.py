@@ -65,6 +65,7 @@ def run(view: RunView, found: RunFiles, stopped_by: int | None = None) -> Run:
         cost=view.cost,
         stalled_s=None if view.stalled_s is None else age(view.stalled_s),
         stopped_by=stopped_by,
+        stopping=view.stopping and {"at": view.stopping["at"], "why": plain(str(view.stopping["why"]), 300)},
     )
 
 

@@ -40,7 +40,8 @@ class PlainPanel:
         self._act = act
         self._stopped = threading.Event()
         self._seen_at = self._began = time.monotonic()
-        self._shown = ""
+        self._shown, self._newest = "", 0
+        self._view = uuid.uuid4().hex
         self._lock = threading.Lock()
         self.html = ipywidgets.HTML(value="")
         self.run = ipywidgets.Dropdown(options=[], description="Run", layout={"width": "320px"})
@@ -79,10 +80,11 @@ class PlainPanel:
 
     def do(self, verb: str, args: Message) -> None:
         """Have a command done on a thread of its own: a button's handler only starts it."""
+        origin = {"id": uuid.uuid4().hex, "view": self._view, "seen": self._newest}
 
         def work() -> None:
             try:
-                answer = self._act({"id": uuid.uuid4().hex, "verb": verb, "args": args})
+                answer = self._act({**origin, "verb": verb, "args": args})
             except Exception as error:  # noqa: BLE001  edge of a widget callback: a person gets a sentence, never silence
                 answer = {"state": "failed", "text": str(error), "line": ""}
             words = " ".join(str(answer.get(key, "")) for key in ("line", "state", "text"))
@@ -105,6 +107,7 @@ class PlainPanel:
             if self.pause.value or shown == self._shown:
                 return False
             self._shown = self.html.value = shown
+            self._newest = max((line["n"] for line in snapshot.get("queue", [])), default=0)
             return True
 
     def _options(self, snapshot: Message) -> None:

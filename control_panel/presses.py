@@ -2,6 +2,9 @@
 
 A press is written down before its lines are, with how long the file was then and which line was taken last. When the
 same press comes again, to this kernel or to the next one, what is found behind that place says whether it acted.
+
+Two views that show the same and where the same is pressed at once mean one thing: the second press is the first one's
+twin, and makes no line. A view that was told so and presses again means another one.
 """
 
 from __future__ import annotations
@@ -26,12 +29,17 @@ _READ_MAX_BYTES: Final = 16_000_000
 
 @dataclass(frozen=True)
 class Press:
-    """`lines` as they go into queue.txt, which was `offset` bytes long; `after`: number of the line taken last then."""
+    """`lines` as they go into queue.txt, which was `offset` bytes long; `after`: number of the line taken last then.
+
+    `view`: where it was pressed, "" where that is not known. `twin`: the press that it is the same as; it has no lines.
+    """
 
     id: str
     lines: tuple[str, ...]
     offset: int
     after: int
+    view: str = ""
+    twin: str = ""
 
 
 class Presses:
@@ -42,12 +50,31 @@ class Presses:
         self._queue = queue
         self._lock = threading.Lock()
 
-    def note(self, press_id: str, lines: Sequence[str], after: int) -> Press:
+    def note(self, press_id: str, lines: Sequence[str], after: int, *, view: str = "", twin: str = "") -> Press:
         """Write it down; its lines go into the file next."""
-        press = Press(press_id, tuple(lines), _size(self._queue), after)
+        press = Press(press_id, tuple(lines), _size(self._queue), after, view, twin)
         with self._lock:
             self._append({**vars(press), "lines": list(press.lines)})
         return press
+
+    def twin(self, lines: Sequence[str], view: str, seen: int, taken: Sequence[tuple[int, str]]) -> Press | None:
+        """The press of another view that made these very lines, none of which `view` has shown yet.
+
+        `seen`: number of the newest line that it showed; `taken`: (number, line) of all that a bridge took. Not one
+        that this view was told of already.
+        """
+        known, _ = self._read()
+        told = {press.twin for press in known.values() if press.view == view}
+        newest = max((seq for seq, _ in taken), default=0)
+        for press in reversed(known.values()):
+            fits = press.lines == tuple(lines) and press.view not in ("", view) and press.id not in told
+            if not fits or press.after > newest:  # of a ledger that was moved away
+                continue
+            found = [seq for seq, line in taken if seq > press.after and line == press.lines[-1]]
+            waits = not found and press.lines[-1] in _lines_from(self._queue, press.offset)
+            if waits or (found and found[0] > seen):
+                return press
+        return None
 
     def made(self, press: Press) -> None:
         """All its lines are in the file."""
@@ -105,7 +132,10 @@ class Presses:
                 if record.get("made"):
                     made.add(str(record["id"]))
                     continue
-                press = Press(str(record["id"]), tuple(map(str, record["lines"])), record["offset"], record["after"])
+                lines, view, twin = (record.get(name, "") for name in ("lines", "view", "twin"))
+                press = Press(
+                    str(record["id"]), tuple(map(str, lines)), record["offset"], record["after"], str(view), str(twin)
+                )
                 known[press.id] = press
         return known, made
 

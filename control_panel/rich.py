@@ -128,7 +128,8 @@ class Desk:
             return {"k": "ack", "id": str(command_id)[:64], "state": "refused", "text": "not a command", "line": ""}
         if not isinstance(args, dict) or any(len(str(value)) > MESSAGE_MAX for value in args.values()):
             return {"k": "ack", "id": command_id, "state": "refused", "text": "too long or unreadable", "line": ""}
-        self._lane(LANES.get(verb, "first")).put({"id": command_id, "verb": verb, "args": args})
+        origin = {"view": content.get("view"), "seen": content.get("seen")}
+        self._lane(LANES.get(verb, "first")).put({"id": command_id, "verb": verb, "args": args, **origin})
         return {"k": "got", "id": command_id}
 
     def close(self) -> None:

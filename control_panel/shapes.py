@@ -107,6 +107,7 @@ class Run(Shape):
     stalled_s: float | None = None  # so long without progress, many times what is usual
     verdict_why: str = ""  # what the gate found wanting
     stopped_by: int | None = None  # number of the line that asked it to stop; None while none did
+    stopping: dict[str, Any] | None = None  # since when its VM has it save and leave, and why if no person asked
 
 
 @dataclass(frozen=True)

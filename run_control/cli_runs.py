@@ -9,6 +9,7 @@ import typer
 
 from bridgehead import names
 from bridgehead.errors import BridgeDownError, BridgeheadError, StillRunning, UsageError
+from run_control import cli_stop
 from run_control.cli_support import (
     JsonFlag,
     ProjectFlag,
@@ -40,7 +41,7 @@ DEFAULT_TAIL = 100
 def register(app: typer.Typer) -> None:
     app.command("status")(status)
     app.command("ps", help="The same as status.")(status)
-    for command in (run, sh, stop, wait, logs, queue):
+    for command in (run, sh, cli_stop.stop, wait, logs, queue):
         app.command()(command)
 
 
@@ -122,21 +123,6 @@ def sh(
 
     text = words[0] if len(words) == 1 else shlex.join(words)
     return submit(project_of(context, project), queue_writer.shell_line(text, vm), wait=wait, as_json=json)
-
-
-def stop(context: typer.Context, run: RunArgument, json: JsonFlag = False, project: ProjectFlag = None) -> int:
-    """Let a run save a checkpoint and stop."""
-    from run_control import commands
-
-    found = project_of(context, project)
-    view, lines = commands.stop_lines(found, run)
-    if not lines:
-        return emit(
-            {"run": view.to_json(), "taken": False},
-            as_json=json,
-            show=lambda: say(f"{view.run_id} has ended already: {view.state}"),
-        )
-    return submit(found, lines[0], wait=False, as_json=json)
 
 
 def wait(

@@ -15,7 +15,7 @@ from bridge.part_store import PARTS_FILE
 from bridge.upload_store import UPLOADS_FILE
 from bridgehead import names
 from bridgehead.errors import BridgeDownError
-from run_control.project import BRIDGE_LOCK, NOTEBOOK_FILE, QUEUE_LOCK, UP_LOCK, Project
+from run_control.project import BRIDGE_LOCK, NOTEBOOK_FILE, PRESS_LOCK, QUEUE_LOCK, STOP_LOCK, UP_LOCK, Project
 
 HINT = "move it away, then bridgehead up"
 _DATABASES = (names.LEDGER_FILE, UPLOADS_FILE, PARTS_FILE, CONTENT_FILE)
@@ -33,6 +33,8 @@ _FILES = (
     BRIDGE_LOCK,
     UP_LOCK,
     QUEUE_LOCK,
+    STOP_LOCK,
+    PRESS_LOCK,
     NOTEBOOK_FILE,
 )
 

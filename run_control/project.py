@@ -18,6 +18,8 @@ NOTEBOOK_FILE = "bootstrap.ipynb"
 UP_LOCK = "up.lock"
 BRIDGE_LOCK = "bridge.lock"
 QUEUE_LOCK = "queue.lock"
+STOP_LOCK = "stop.lock"
+PRESS_LOCK = "press.lock"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,16 @@ class Project:
     def queue_lock(self) -> Path:
         """Held while one command waits for the bridge to take its line."""
         return self.private / QUEUE_LOCK
+
+    @property
+    def stop_lock(self) -> Path:
+        """Held from the look at what already stops a run to the line that stops it."""
+        return self.private / STOP_LOCK
+
+    @property
+    def press_lock(self) -> Path:
+        """Held from the look for a press's twin to the press's line."""
+        return self.private / PRESS_LOCK
 
     @property
     def notebook(self) -> Path:

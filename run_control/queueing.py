@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from bridge.ledger_reader import LedgerReader
@@ -36,13 +37,18 @@ class Queued:
 
 
 @contextlib.contextmanager
-def _alone(project: Project) -> Iterator[bool]:
-    """Whether this is the only command that waits for its line: equal lines at once would all find the first one."""
-    deadline = time.monotonic() + TAKEN_TIMEOUT_S
-    fd = locks.take(project.queue_lock)
-    while fd is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-        fd = locks.take(project.queue_lock)
+def in_turn(path: Path, patience_s: float = 2 * TAKEN_TIMEOUT_S) -> Iterator[bool]:
+    """One process and thread at a time, with that file as the lock.
+
+    False in it when the others took too long, or when the disk takes no lock.
+    """
+    fd = None
+    with contextlib.suppress(OSError):
+        deadline = time.monotonic() + patience_s
+        fd = locks.take(path)
+        while fd is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            fd = locks.take(path)
     try:
         yield fd is not None
     finally:
@@ -79,7 +85,8 @@ def submit(project: Project, line: str, *, via: str = "cli") -> Queued:
     if bridge_control.find(project) is None:
         queue_writer.append(project.queue, [line])
         return Queued(line, taken=False)
-    with _alone(project) as alone, ledger_of(project) as ledger:
+    # Equal lines at once would all find the first one.
+    with in_turn(project.queue_lock, TAKEN_TIMEOUT_S) as alone, ledger_of(project) as ledger:
         if not alone:  # the line counts all the same; only its number can't be told from a twin's
             queue_writer.append(project.queue, [line])
             return Queued(line, taken=False)

@@ -1,16 +1,63 @@
-"""Which stop: lines are already meant for a run: the first lets it save and leave, the next one kills it."""
+"""What already stops a run. The first stop: line lets it save and leave, the next one kills it.
+
+So a second line needs the word of a person who was told that a save is under way. What its VM does by itself (near a
+cap, before the VM's end) counts as no line: there the first one joins.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from bridge.ledger_rows import REJECTED, CommandRow
 from bridgehead.errors import BridgeheadError
 from bridgehead.queue_lines import Verb, parse_line
+from bridgehead.records import duration
 from run_control import views
 from run_control.project import Project
+from run_control.views import RunView
+
+
+@dataclass(frozen=True)
+class UnderWay:
+    """`lines`: numbers of the stop: lines so far; `why`: what else; `since`: seconds since 1970, 0: not known."""
+
+    lines: list[int]
+    why: str
+    since: float
+
+    def to_json(self) -> dict[str, Any]:
+        return vars(self)
+
+    def in_words(self, now: float) -> str:
+        """`line #5, since 14 s`."""
+        by = in_words(self.lines) if self.lines else self.why
+        return f"{by}, since {duration(max(0.0, now - self.since))}" if self.since else by
+
+
+def under_way(project: Project, view: RunView) -> UnderWay | None:
+    """What stops the run already; None: nothing does. Raises NotFoundError before the first `bridgehead up`."""
+    lines, told = asked(project, view.run_id), view.stopping or {}
+    if not lines and not told:
+        return None
+    since = float(told.get("at", 0.0))
+    if lines and lines[0]:
+        with views.ledger_of(project) as ledger:
+            since = since or next((row.created for row in ledger.commands() if row.seq == lines[0]), 0.0)
+    return UnderWay(lines, str(told.get("why", "")), since)
+
+
+def kill_words(view: RunView, found: UnderWay, now: float | None = None) -> str:
+    """What a person is told before a second line."""
+    moment = time.time() if now is None else now
+    return (
+        f"{view.run_id} is already being stopped by {found.in_words(moment)}: it saves a checkpoint, then ends;"
+        " to kill it now loses what was not saved"
+    )
 
 
 def asked(project: Project, run_id: str) -> list[int]:

@@ -64,6 +64,7 @@ class RunView:
     stalled_s: float | None = None  # so long without progress, many times what is usual; None: it is not stalled
     rate_per_s: float | None = None  # steps a second of this attempt, once it is warm
     eta_range_s: list[float] | None = None  # [least, most], from that rate
+    stopping: dict[str, Any] | None = None  # "at": since when it is asked to save and leave; "why": by no person
 
     @property
     def ended(self) -> bool:
@@ -206,6 +207,7 @@ def _with_status(
         at_risk=None if view.ended or status.state in names.ENDED else _at_risk(status, levels, moment),
         resumed_from_step=status.resumed_from_step if mine else None,
         status_age_s=round(max(0.0, moment - status.updated), 1),
+        stopping={"why": status.stopping, "at": status.stopping_at} if mine and status.stopping_at else None,
     )
 
 

@@ -24,6 +24,7 @@ SAVE_UNKNOWN_S = 300.0  # how long a checkpoint takes to be safe, before one has
 SAVE_AT_LEAST_S = 20.0
 STOP_S = 10.0  # to stop takes its time too: a stage saves once more
 _MARGIN = 2.0
+_JOINED = "a person asked too"  # the second line of the request
 
 
 class Budgets:
@@ -34,6 +35,7 @@ class Budgets:
         self._earlier_s: dict[tuple[str, int], float] = {}
         self._began: dict[tuple[str, int], float] = {}
         self._saving: set[tuple[str, int]] = set()
+        self._joined: set[tuple[str, int]] = set()
 
     def mind(self, run_dir: Path, command: Command, rules: Callable[[], VmRules]) -> None:
         """Save, wait until that is safe, stop. Does nothing for a run without a budget. Raises OSError."""
@@ -53,9 +55,22 @@ class Budgets:
             files.append_line(run_dir / names.LOG, line, durable=False)
         lifetime.ask_to_save(run_dir, command.attempt)
         safe = not (run_dir / names.SAVE_REQUEST).exists() and _is_safe(run_dir, command.attempt)
-        if (safe or left_s <= min(STOP_S, budget_s / 10)) and launch.request_stop(run_dir):
+        if safe or left_s <= min(STOP_S, budget_s / 10):
             why = "its checkpoint is safe" if safe else "its last checkpoint was not yet safe"
-            note_reason(run_dir, f"its cap of {duration(budget_s)} of running is reached; {why}")
+            launch.request_stop(run_dir, f"its cap of {duration(budget_s)} of running is reached; {why}")
+
+    def join(self, run_dir: Path, command: Command) -> bool:
+        """A person asks it to stop while its cap does already: that is one stop, and only the next one kills.
+
+        True the first time, also to a daemon that was started anew meanwhile.
+        """
+        key = (command.run_id, command.attempt)
+        if key in self._joined or not reason(run_dir) or _is_joined(run_dir):
+            return False
+        self._joined.add(key)
+        with contextlib.suppress(OSError), (run_dir / names.STOP_REQUEST).open("a", encoding="utf-8") as stream:
+            stream.write(_JOINED + "\n")
+        return True
 
     def used_s(self, run_dir: Path, command: Command) -> float:
         """Of running, up to now, over all attempts."""
@@ -77,18 +92,21 @@ def time_to_save_s(run_dir: Path, rules: VmRules, budget_s: float) -> float:
     return min(wanted_s, rules.save_before_cap_s, budget_s / 2)
 
 
-def note_reason(run_dir: Path, why: str) -> None:
-    """Beside the request to stop, for the record of how it ended."""
-    with contextlib.suppress(OSError):
-        (run_dir / names.STOP_REQUEST).write_text(why + "\n", encoding="utf-8")
-
-
 def reason(run_dir: Path) -> str:
     """The cap by which it was asked to stop; "" when that was a person."""
+    return next(iter(_words(run_dir)), "")[:300]
+
+
+def _is_joined(run_dir: Path) -> bool:
+    return _JOINED in _words(run_dir)[1:]
+
+
+def _words(run_dir: Path) -> list[str]:
+    """The lines of the request to stop; none when a person asked first, or nobody."""
     try:
-        return (run_dir / names.STOP_REQUEST).read_text(encoding="utf-8", errors="replace").strip()[:300]
+        return (run_dir / names.STOP_REQUEST).read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
-        return ""
+        return []
 
 
 def _is_safe(run_dir: Path, attempt: int) -> bool:

@@ -84,14 +84,18 @@ def stage_lives(run_dir: Path) -> bool:
     return record is not None and processes.is_alive(record.stage_pid, record.stage_start)
 
 
-def request_stop(run_dir: Path) -> bool:
+def request_stop(run_dir: Path, why: str = "") -> bool:
     """Ask a stage to save and leave; asked a second time, its runner kills it.
 
-    False when the runner has not said yet who it is: ask again then.
+    `why`: what asks, where that is no person. It is there before the signal is, so that a stop which a person asks for
+    meanwhile is known to be the first of a person. False when the runner has not said yet who it is: ask again then.
     """
     record = process_record(run_dir)
     if record is None or not processes.is_alive(record.runner_pid, record.runner_start):
         return False
+    if why:
+        with contextlib.suppress(OSError):
+            (run_dir / names.STOP_REQUEST).write_text(why + "\n", encoding="utf-8")
     (run_dir / names.STOP_REQUEST).touch()
     return processes.send(record.runner_pid, signal.SIGTERM, started_ticks=record.runner_start)
 

@@ -110,7 +110,7 @@ class RunKeeper:
         run_dir = self._home.run(task.command.run_id)
         if task.command.verb == Verb.RUN:
             self._mind_the_cap(task, run_dir)
-            if task.phase is Phase.RUNNING:
+            if task.phase is Phase.RUNNING and not task.stops:  # its cap would make two of a person's one
                 self._budgets.mind(run_dir, task.command, lambda: lifetime.rules(self._home.record()))
         if task.phase is Phase.RUNNING:
             self._watch_running(task, run_dir)
@@ -119,11 +119,14 @@ class RunKeeper:
         return None
 
     def stop(self, task: Task, command: Command, *, replayed: bool) -> None:
-        """Asked once: save and leave. Asked again: killed. The command counts as done when it is in `stops_passed`."""
+        """Asked once: save and leave. Asked again: killed. The command counts as done when it is in `stops_passed`.
+
+        Only what people ask for counts. One that saves for the next VM, or since its cap is reached, has had its
+        signal: the first stop of a person joins that, and ends it here.
+        """
         # Before it was killed the daemon may have passed this stop on, and a second one would kill the stage.
         run_dir = self._home.run(task.command.run_id)
-        # One that is saving for the next VM has had its signal; from now on it ends here.
-        kept = task.phase is Phase.RUNNING and lifetime.cancel_handover(run_dir, task.command.attempt)
+        kept = task.phase is Phase.RUNNING and self._joins(task, run_dir)
         sent = (kept or replayed) and (run_dir / names.STOP_REQUEST).exists()
         if task.phase is Phase.RUNNING and not sent:
             task.stops.append(command)
@@ -131,6 +134,10 @@ class RunKeeper:
         if task.phase in (Phase.WAITING, Phase.PREPARING):
             self.end_unstarted(task, RunState.STOPPED, FailureClass.STOPPED, "stopped before it started")
         task.stops_passed.append(command)
+
+    def _joins(self, task: Task, run_dir: Path) -> bool:
+        handed = lifetime.cancel_handover(run_dir, task.command.attempt)
+        return handed or self._budgets.join(run_dir, task.command)
 
     def lose(self, task: Task) -> None:
         """Another VM or attempt owns it: end its processes and write nothing."""

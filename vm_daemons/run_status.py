@@ -14,7 +14,7 @@ from bridgehead import checkpoints, files, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRecord, Status
-from vm_daemons import run_meter
+from vm_daemons import budget, lifetime, run_meter
 
 TAIL_BYTES = 64 * 1024  # of progress.jsonl: some 300 events
 METRICS_MAX = 100  # in a status; of more names the newest
@@ -34,6 +34,7 @@ def compose(run_dir: Path, levels: Mapping[str, Any], now: float) -> Status:
     seen = _read_events(run_dir / names.PROGRESS, run.attempt)
     last = seen.progress[-1] if seen.progress else {}
     climbed = _climbed(_local(run_dir, seen, before), levels)
+    stopping, stopping_at = _stopping(run_dir, run.attempt) if ended is None else ("", 0.0)
     return Status(
         run_id=run.run_id,
         stage=run.stage,
@@ -57,6 +58,8 @@ def compose(run_dir: Path, levels: Mapping[str, Any], now: float) -> Status:
         earlier_s=before.earlier_s if before is not None else run_meter.earlier_s(run_dir, run.attempt),
         progress_at=_float(last.get("at")),
         interval_s=run_meter.usual_interval_s(seen.progress),
+        stopping=stopping,
+        stopping_at=stopping_at,
     )
 
 
@@ -140,6 +143,19 @@ def _live_state(run_dir: Path, run: RunRecord, seen: _Events) -> RunState:
     if seen.progress:
         return RunState.RUNNING
     return RunState.RESUMING if resumes else RunState.RUNNING
+
+
+def _stopping(run_dir: Path, attempt: int) -> tuple[str, float]:
+    """What else than a person has it save and leave just now, and since when; 0: nothing and nobody has."""
+    told = lifetime.handover(run_dir, attempt)
+    if told.get("handing_since"):
+        return "this VM's end is near: it saves for the next one", _float(told["handing_since"])
+    asked = files.plain_stat(run_dir / names.STOP_REQUEST)
+    if asked is not None:
+        return budget.reason(run_dir), round(asked.st_mtime, 3)
+    if (run_dir / names.SAVE_REQUEST).exists():
+        return "its end is near: a checkpoint is forced", _float(told.get("saving_since"))
+    return "", 0.0
 
 
 def _is_alive(run_dir: Path) -> bool:

@@ -226,10 +226,13 @@ class StopAsk {
     setText(this.now.label, by ? "Kill now, without saving" : "Kill now");
     setText(this.no.label, by ? "Let it save" : "Keep running");
     const since = loss === "all of it" ? "all of it: no checkpoint has left its VM" : `${loss || "the work"} since its last checkpoint`;
-    const again = `It is being stopped already, by ${by}: it saves a checkpoint, then ends. A second stop kills it at once and loses ${since}.`;
-    const first = `The run saves a checkpoint, then ends, and can be resumed.${loss ? ` Killing now loses ${loss}.` : ""}`;
+    const { at, why } = run.stopping || {};
+    const age = at ? `, since ${duration(this.app.store.now() - at)}` : "";
+    const again = `It is being stopped already, by ${by}${age}: it saves a checkpoint, then ends. A second stop kills it at once and loses ${since}.`;
+    const joins = why ? `It is saving already${age}: ${why}. This joins that. ` : "";
+    const first = `${joins}The run saves a checkpoint, then ends, and can be resumed.${loss ? ` Killing now loses ${loss}.` : ""}`;
     setText(this.text, ended ? `It has ended: ${stateOf(run.state)[0]}.` : by ? again : first);
-    setAttr(this.text, "data-tone", by && !ended ? "warn" : null);
+    setAttr(this.text, "data-tone", (by || why) && !ended ? "warn" : null);
     if (held && !this.node.contains(this.node.getRootNode().activeElement)) this.no.focus();
   }
 

@@ -122,7 +122,11 @@ class Link {
     if (this.stale) {
       // A front end keeps what is sent over a cut line and delivers it late: a Stop of then must not act at a time of its own.
       this.answered({ k: "ack", id: entry.id, state: "refused", text: "not sent: the kernel does not answer. Use bridgehead in a terminal", line: "" });
-    } else this.say({ k: "cmd", id: entry.id, verb, args });
+    } else {
+      // What this view shows goes along: the same press in another view of the same state is the same press.
+      const seen = this.store.whole.queue.reduce((newest, line) => Math.max(newest, line.n || 0), 0);
+      this.say({ k: "cmd", id: entry.id, view: this.view, seen, verb, args });
+    }
     return entry;
   }
 
