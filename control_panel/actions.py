@@ -17,6 +17,7 @@ from typing import Any, Final
 from bridgehead import names
 from bridgehead.errors import BridgeheadError, UsageError, VerificationError
 from bridgehead.queue_lines import Verb, parse_line
+from control_panel.checks import Checks, Seal, seal
 from control_panel.log_text import Reader, plain
 from control_panel.presses import Press, Presses
 from control_panel.sent import Sent
@@ -57,6 +58,7 @@ class Actions:
     ) -> None:
         """`on_check` hears what `verify` has found."""
         self.sent = sent or Sent()
+        self.checks = Checks(project.private)
         self._project = project
         self._on_check = on_check
         self._clock = clock
@@ -263,17 +265,22 @@ class Actions:
     def _verify(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         run, path = _text(args, "run"), _text(args, "path") or names.BUNDLE
         found = commands.arrived(self._project, run, path)
+        before = seal(found)
         try:
             report = commands.verify_bundle(found)
         except VerificationError as error:
-            self._checked(run, path, HashState.BAD, error.in_one_line())
+            self._checked(run, path, HashState.BAD, error.in_one_line(), before, seal(found))
             return {**_answer(command_id, "failed", plain(error.message)), "next": plain(error.hint)}
         text = f"verified: {report['files']} files, {report['samples']} samples, gate {report['gate']}"
-        self._checked(run, path, HashState.VERIFIED, text)
+        self._checked(run, path, HashState.VERIFIED, text, before, seal(found))
         return {**_answer(command_id, "done", text), "report": report}
 
-    def _checked(self, run: str, path: str, state: HashState, note: str) -> None:
-        self._on_check(Artifact(run, path, 0, state, "bundle", self._clock(), plain(note, 300)))
+    def _checked(
+        self, run: str, path: str, state: HashState, note: str, before: Seal | None, after: Seal | None
+    ) -> None:
+        now, text = self._clock(), plain(note, 300)
+        self.checks.note(run, path, state, text, now, after if before == after else None)
+        self._on_check(Artifact(run, path, 0, state, "bundle", now, text, now))
 
     def _open(self, command_id: str, args: Mapping[str, Any]) -> Answer:
         found = commands.arrived(self._project, _text(args, "run"), _text(args, "path"))

@@ -15,8 +15,8 @@ class Engine:
     def __init__(self, project: Project) -> None:
         self.project = project
         self.model = PanelModel()
-        self._actions = Actions(project, on_check=lambda artifact: self._feed.note_check(artifact))
-        self._feed = Feed(project, self.model, sent=self._actions.sent)
+        self._actions = Actions(project, on_check=lambda artifact: self._feed.look_at_checks())
+        self._feed = Feed(project, self.model, sent=self._actions.sent, checks=self._actions.checks)
         self._feed.look()  # so that the very first snapshot has something to show
         self._feed.start()
 

@@ -7,7 +7,6 @@ while nothing has changed: the ledger is asked for its version, files for their 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import threading
 import time
@@ -17,6 +16,7 @@ from typing import Any, Final
 from bridgehead import names
 from bridgehead.errors import BridgeheadError, ProjectError
 from control_panel import from_views
+from control_panel.checks import Checks
 from control_panel.model import PanelModel, Update
 from control_panel.run_files import RunFiles
 from control_panel.sent import Sent
@@ -47,10 +47,14 @@ class Feed:
         model: PanelModel,
         *,
         sent: Sent | None = None,
+        checks: Checks | None = None,
         bridge: Callable[[], Mapping[str, str]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`sent`: the lines that the panel's actions added. `bridge` tells of a bridge in this very process."""
+        """`sent`, `checks`: lines that the panel's actions added, and what they found out of bundles.
+
+        `bridge` tells of a bridge in this very process.
+        """
         self._project = project
         self._model = model
         self._sent = sent or Sent()
@@ -66,7 +70,7 @@ class Feed:
         self._local: list[str] = []
         self._stages: list[dict[str, Any]] = []
         self._cost: dict[str, Any] | None = None
-        self._checks: dict[tuple[str, str], tuple[Artifact, tuple[int, float] | None]] = {}
+        self._checks = checks or Checks(project.private)
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -83,9 +87,8 @@ class Feed:
             self._thread.join(10)
         self._view.close()
 
-    def note_check(self, checked: Artifact) -> None:
-        """What a check of an artifact has found: shown in place of what was known of it. From any thread."""
-        self._checks[checked.run, checked.path] = checked, None
+    def look_at_checks(self) -> None:
+        """A check of an artifact has just found something: shown with the next look. From any thread."""
         self._next_ages = 0.0
 
     def look(self) -> bool:
@@ -130,8 +133,10 @@ class Feed:
         for gone in set(self._runs) - {view.run_id for view in runs}:
             del self._runs[gone]
         for view in runs:
-            fresh = view.run_id not in self._runs
-            found = self._runs.setdefault(view.run_id, RunFiles(self._project.run(view.run_id), view.run_id))
+            known = self._runs.get(view.run_id)
+            fresh = known is None
+            found = known or RunFiles(self._project.run(view.run_id), view.run_id)
+            self._runs[view.run_id] = found
             if view.ended and now - view.updated > ENDED_LOOKS_S and not (slow or fresh):
                 continue
             if progress and (told := found.points()):
@@ -227,18 +232,8 @@ class Feed:
         return [*told, *self._sent.waiting()]
 
     def _artifacts(self, runs: list[RunView], *, anew: bool) -> list[Artifact]:
-        return [self._as_checked(item) for view in runs for item in self._runs[view.run_id].artifacts(anew=anew)]
-
-    def _as_checked(self, item: Artifact) -> Artifact:
-        """With what a check found, as long as the file is the one that was checked."""
-        key, now = (item.run, item.path), (item.size, item.t)
-        checked, then = self._checks.get(key, (item, now))
-        if then is None:
-            self._checks[key] = checked, now
-        elif then != now:
-            del self._checks[key]
-            return item
-        return dataclasses.replace(item, hash_state=checked.hash_state, note=checked.note)
+        found = [item for view in runs for item in self._runs[view.run_id].artifacts(anew=anew)]
+        return self._checks.shown(found, {view.run_id: self._runs[view.run_id].folder / names.BUNDLE for view in runs})
 
     def _local_ids(self) -> list[str]:
         with contextlib.suppress(BridgeheadError, OSError, ImportError):

@@ -17,7 +17,9 @@ FIRST_BYTES: Final = 128 * 1024  # of a log that is there already
 BAR_MAX: Final = 200
 _UNFINISHED_MAX_BYTES: Final = 1 << 16
 _PAIRING: Final = re.compile(r"bh1\.[A-Za-z0-9_-]{16,}")
-_WARN: Final = re.compile(r"\b(?:WARN(?:ING)?|[A-Za-z]*Warning)\b")
+_WARN: Final = re.compile(r"\b(?:WARN(?:ING)?|[A-Za-z]*Warning|warning(?=:))\b")
+# Behind a prefix, as of a rank or a logger. A figure of that name ("Error: 0.03") is none.
+_RAISED: Final = re.compile(r"\b[A-Za-z_.]*Error: +(?![-+.\d])")
 # A line with none of these is plain: most are, and looking for fixed text costs a tenth.
 _MARKS: Final = ("rror", "ERROR", "xception", "arn", "WARN", "CRITICAL", "FATAL", "Traceback", "memory", "fault")
 _TRACEBACK: Final = "Traceback (most recent call last)"
@@ -43,11 +45,12 @@ def plain(text: str, limit: int = LINE_MAX) -> str:
 
 
 class Reader:
-    """Lines to LogLines of one run; remembers whether a traceback is under way."""
+    """Lines to LogLines of one run; remembers whether a traceback is under way, and what stands before its lines."""
 
     def __init__(self, run: str) -> None:
         self._run = run
         self._in_traceback = False
+        self._prefix = ""
 
     def lines(self, raw: Sequence[bytes], vm: str, now: float) -> list[LogLine]:
         texts = [clean(piece) for piece in raw]
@@ -56,16 +59,17 @@ class Reader:
     def level(self, text: str) -> Level:
         """By its words: the two streams of a run are one file."""
         if self._in_traceback:
+            rest = text.removeprefix(self._prefix)
             self._in_traceback = (
-                not text or text[0] in " \t" or _TRACEBACK in text or text.startswith("During handling")
+                not rest or rest[0] in " \t" or _TRACEBACK in rest or rest.startswith("During handling")
             )
             return Level.ERROR
         if not any(mark in text for mark in _MARKS):
             return Level.INFO
         if _TRACEBACK in text:
-            self._in_traceback = True
+            self._in_traceback, self._prefix = True, text[: text.index(_TRACEBACK)]
             return Level.ERROR
-        if ERROR.search(text):
+        if ERROR.search(text) or _RAISED.search(text):
             return Level.ERROR
         return Level.WARN if _WARN.search(text) else Level.INFO
 

@@ -151,6 +151,7 @@ class Artifact(Shape):
     kind: str  # bundle, encoder, results, other
     t: float = 0.0
     note: str = ""  # what a check found
+    checked_at: float = 0.0  # when that was, seconds since 1970; 0: never, or not since it changed
 
 
 @dataclass(frozen=True)

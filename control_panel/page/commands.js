@@ -275,7 +275,7 @@ class Artifacts {
     setAttr(part.node, "data-testid", `art-${at}`);
     setText(part.path, `${item.run}/${item.path}`);
     setAttr(part.path, "title", `${item.run}/${item.path}`);
-    setText(part.facts, [item.kind === "other" ? "" : item.kind, bytes(item.size), item.t && ago(store.now() - item.t), item.note].filter(Boolean).join(" · "));
+    setText(part.facts, [item.kind === "other" ? "" : item.kind, bytes(item.size), item.t && ago(store.now() - item.t), item.note, item.checked_at && `checked ${ago(store.now() - item.checked_at)}`].filter(Boolean).join(" · "));
     const [word, shape, tone] = HASHES[item.hash_state] || HASHES.unchecked;
     setText(part.mark.word, word);
     setIcon(part.mark.shape, shape);

@@ -109,6 +109,25 @@ function keyed(parent, items, keyOf, make, update) {
   });
 }
 
+// A name that is cut in its middle where it does not fit: what tells two of them apart stands at the end. In the page
+// it is whole, for the title, for whoever copies it and for a screen reader.
+function idParts() {
+  const part = { head: h("span", { class: "id-head" }), tail: h("span", {}), text: "" };
+  part.node = h("span", { class: "id" }, part.head, part.tail);
+  return part;
+}
+
+function setId(part, id) {
+  if (part.text === id) return;
+  part.text = id;
+  const number = /-\d{4,}-[0-9a-f]{6}$/.exec(id); // stage-0003-5f5f5f
+  const at = number ? number.index : id.length > 8 ? id.length - 6 : id.length;
+  part.head.textContent = id.slice(0, at);
+  part.tail.textContent = id.slice(at);
+  part.node.style.setProperty("--tail", String(id.length - at));
+  setAttr(part.node, "title", id || null);
+}
+
 async function copyText(text, root) {
   try {
     await navigator.clipboard.writeText(text);

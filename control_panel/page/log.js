@@ -1,6 +1,7 @@
 // The log: only the rows in sight exist. Follows its end until the reader scrolls up; then only a press or End goes back.
 const ROW = 18; // px; panel.css says the same
 const ROWS_OVER = 6;
+const SIGNS = { error: ["✕", "looks like an error"], warn: ["!", "looks like a warning"], stderr: ["»", "stderr"] }; // also told without colour
 
 class Log {
   constructor(app) {
@@ -154,8 +155,9 @@ class Log {
   }
 
   makeRow() {
-    const row = { time: h("span", { class: "time" }), tag: h("span", { class: "tag" }), text: h("span", { class: "text" }) };
-    row.node = h("div", { class: "row" }, row.time, row.tag, row.text);
+    const row = { time: h("span", { class: "time" }), tag: idParts(), sign: h("span", { class: "sign" }), text: h("span", { class: "text" }) };
+    row.tag.node.classList.add("tag");
+    row.node = h("div", { class: "row" }, row.time, row.tag.node, row.sign, row.text);
     this.rows.append(row.node);
     return row;
   }
@@ -166,10 +168,16 @@ class Log {
     row.mark = this.filter.text;
     row.at = at;
     setText(row.time, line.t ? clock(line.t) : line.at !== undefined ? count(line.at) : "");
-    setText(row.tag, this.filter.run || this.page ? "" : line.run);
+    setId(row.tag, this.filter.run || this.page ? "" : line.run);
+    row.tag.node.classList.toggle("none", !row.tag.text);
     setAttr(row.node, "data-level", line.level);
     setAttr(row.node, "data-hit", this.page && this.page.hit === at ? "yes" : null);
-    this.fillText(row.text, `${levelWord(line.level)}${line.text}`, this.page ? this.page.text : this.filter.text);
+    const [sign, word] = SIGNS[line.level] || ["", ""];
+    setText(row.sign, sign);
+    setAttr(row.sign, "role", word ? "img" : null);
+    setAttr(row.sign, "aria-label", word || null);
+    setAttr(row.sign, "title", word ? `${word}, by its text: a stage's two streams are one file` : null);
+    this.fillText(row.text, line.text, this.page ? this.page.text : this.filter.text);
   }
 
   fillText(node, text, wanted) {
@@ -314,9 +322,4 @@ class Log {
   stopAll() {
     this.resized.disconnect();
   }
-}
-
-// Also told without colour.
-function levelWord(level) {
-  return level === "error" ? "✕ " : level === "warn" ? "! " : level === "stderr" ? "» " : "";
 }

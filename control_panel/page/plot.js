@@ -224,6 +224,7 @@ class Chart {
     }
     if (this.pointer !== null && point) beside = `step ${count(point[0])}${beside ? ` · ${beside}` : ""}`;
     setText(this.legend, beside);
+    setAttr(this.legend, "title", beside || null);
     this.legend.classList.toggle("dashed", Boolean(this.before) && this.pointer === null);
     if (!point) return;
     if (this.pointer !== null) {

@@ -63,7 +63,11 @@ class Runs {
 
   make(run) {
     const row = { id: run.id, dots: [] };
-    row.pick = button(run.id, { class: "pick", title: run.id }, () => this.app.choose(row.id, true));
+    row.pick = button("", { class: "pick", title: run.id, "aria-label": run.id }, () => this.app.choose(row.id, true));
+    const name = idParts();
+    setId(name, run.id);
+    row.pick.label.replaceChildren(name.node);
+    row.vm = idParts();
     row.why = h("span", { class: "why" });
     row.mark = stateMark(`state-${run.id}`);
     row.fill = h("i", {});
@@ -72,7 +76,7 @@ class Runs {
     row.dots = LEVELS.map(() => h("i", { class: "level" }));
     row.level = h("span", {});
     const cell = (name, ...children) => h("td", { class: name }, ...children);
-    row.cells = { eta: cell("c-eta num"), loss: cell("c-loss num"), risk: cell("c-risk num"), vm: cell("c-vm") };
+    row.cells = { eta: cell("c-eta num"), loss: cell("c-loss num"), risk: cell("c-risk num"), vm: cell("c-vm", row.vm.node) };
     row.node = h(
       "tr", { id: `run-${run.id}` },
       h("th", { scope: "row", class: "c-run" }, row.pick, row.why), cell("c-state", row.mark.node),
@@ -105,7 +109,7 @@ class Runs {
     row.dots.forEach((dot, at) => dot.classList.toggle("on", Boolean((run.checkpoint || {})[LEVELS[at]])));
     setText(row.level, level || "none");
     setText(row.cells.risk, riskText(run) || "–");
-    setText(row.cells.vm, run.vm || "–");
+    setId(row.vm, run.vm || "–");
     setAttr(row.node, "data-tone", stateOf(run.state)[2]);
     row.node.classList.toggle("chosen", chosen);
     setAttr(row.pick, "aria-pressed", String(chosen));

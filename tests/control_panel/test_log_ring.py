@@ -65,6 +65,30 @@ def test_a_traceback_is_an_error_from_its_first_line_to_its_last() -> None:
     assert levels == [Level.INFO, *[Level.ERROR] * 4, Level.INFO, Level.WARN, Level.ERROR]
 
 
+def test_a_traceback_behind_the_mark_of_a_rank_is_one_too() -> None:
+    text = (
+        "[rank0]: Traceback (most recent call last):\n[rank0]:   File 'a.py'\n[rank0]:     x()\n"
+        "[rank0]: torch.OutOfMemoryError: CUDA is full\n[rank0]: bye"
+    )
+    levels = [line.level for line in Reader("r").lines(text.encode().split(b"\n"), "vm", NOW)]
+    assert levels == [*[Level.ERROR] * 4, Level.INFO]
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("12:01 trainer RuntimeError: no such file", Level.ERROR),
+        ("main.c:3:5: warning: unused", Level.WARN),
+        ("FutureWarning: it goes", Level.WARN),
+        ("Validation Error: 0.031", Level.INFO),
+        ("no errors found, 0 warnings", Level.INFO),
+        ("Error rate 3 %", Level.INFO),
+    ],
+)
+def test_a_line_is_marked_by_its_text(line: str, level: Level) -> None:
+    assert Reader("r").level(line) is level
+
+
 def test_the_tail_brings_new_whole_lines_once(tmp_path: Path) -> None:
     log = tmp_path / names.LOG
     tail = LogTail(log, "r")

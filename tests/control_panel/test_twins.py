@@ -48,9 +48,9 @@ def _at_once(project: Project, command: dict[str, Any]) -> list[dict[str, Any]]:
         subprocess.Popen([*words, name, json.dumps(command)], stdout=subprocess.PIPE, text=True) for name in "ab"
     ]
     try:
-        wait_until(lambda: all((project.root / f"ready-{name}").exists() for name in "ab"), 60, what="both kernels")
+        wait_until(lambda: all((project.root / f"ready-{name}").exists() for name in "ab"), 20, what="both kernels")
         (project.root / "go").touch()
-        return [json.loads(kernel.communicate(timeout=40)[0]) for kernel in kernels]
+        return [json.loads(kernel.communicate(timeout=100)[0]) for kernel in kernels]
     finally:
         for kernel in kernels:
             kernel.kill()

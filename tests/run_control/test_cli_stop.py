@@ -74,9 +74,9 @@ def test_what_its_vm_does_by_itself_is_joined_and_told(stop: Stop, seeded: Seede
     seeded.status(run_id)
     path = seeded.project.run(run_id) / names.STATUS
     why = "its cap of 1h00m of running is reached; its checkpoint is safe"
-    files.write_json(path, {**files.read_json(path), "stopping": why, "stopping_at": time.time() - 14})
+    files.write_json(path, {**files.read_json(path), "stopping": why, "stopping_at": time.time() - 14 * 60})
     answer = stop()
-    assert f"already being stopped: {why}, since 1" in answer.err and "this joins it" in answer.err
+    assert f"already being stopped: {why}, since " in answer.err and "this joins it" in answer.err
     assert _lines(seeded) == [f"stop:{run_id}"]
     assert "--kill" in stop().out and len(_lines(seeded)) == 1
 

@@ -56,7 +56,7 @@ def _capped(rig: Rig) -> Command:
 
 def _save_at_the_cap(rig: Rig, train: Command, used_s: list[float]) -> None:
     rig.laptop.queue(train)
-    wait_for_log(rig.dir(train), "up", 40)
+    wait_for_log(rig.dir(train), "up", 20)
     used_s.append(BUDGET_S + 1)
     wait_for_log(rig.dir(train), "saving", 20)
 
@@ -99,7 +99,7 @@ def test_a_cap_that_is_reached_while_a_persons_stop_waits_for_its_turn_adds_none
     train = _capped(rig)
     with rig.daemon():
         rig.laptop.queue(train)
-        wait_for_log(rig.dir(train), "up", 40)
+        wait_for_log(rig.dir(train), "up", 20)
         used_s.append(BUDGET_S + 1)
         _stop(rig, train)
         wait_for_log(rig.dir(train), "saving", 20)
