@@ -31,6 +31,7 @@ from run_control.views import RunView
 
 TICK_S: Final = 0.2
 PROGRESS_EVERY_S: Final = 0.5
+WHOLE_EVERY_S: Final = 0.4  # at least between two looks at everything, unless a press of this panel waits to be shown
 AGES_EVERY_S: Final = 1.0  # all is told anew so often, for what changes by time alone
 SLOW_EVERY_S: Final = 10.0
 ENDED_LOOKS_S: Final = 60.0  # a run that ended so long ago is looked at with the slow things only
@@ -65,7 +66,8 @@ class Feed:
         self._seen: list[RunView] = []
         self._since: dict[str, float] = {}  # key of an alert -> when it was first seen
         self._file = Cached(project.file, lambda: project_file.load(project.root))
-        self._next_progress = self._next_ages = self._next_slow = 0.0
+        self._next_progress = self._next_ages = self._next_slow = self._whole_at = 0.0
+        self._news = False  # the ledger has changed, and not all of it is shown yet
         self._live: LiveBridge | None = None
         self._local: list[str] = []
         self._stages: list[dict[str, Any]] = []
@@ -94,18 +96,19 @@ class Feed:
     def look(self) -> bool:
         """One look at everything that is due. Returns whether anything is new to a view."""
         now = self._clock()
-        changed = self._view.look()
+        self._news = self._view.look() or self._news
         slow = now >= self._next_slow
         if slow:
             self._next_slow = now + SLOW_EVERY_S
             self._local = self._local_ids()
-        due = changed or slow or now >= self._next_ages or self._sent.changed()
+        due = slow or now >= self._next_ages or (self._news and self._is_time(now))
+        due = self._sent.changed() or due
         if due:  # in between only logs and progress are looked at, for which older views do
             self._seen = self._view.runs(now)
-        points, lines = self._read_folders(self._seen, now, slow=slow)
+        points, lines = self._read_folders(self._seen, now, slow=slow, progress=due)
         if due or points:
             self._seen = self._seen if due else self._view.runs(now)
-            self._next_ages = now + AGES_EVERY_S
+            self._news, self._whole_at, self._next_ages = False, now, now + AGES_EVERY_S
             return self._model.ingest(self._all(self._seen, points, lines, now, slow=slow))
         return self._model.ingest(Update(lines=lines)) if lines else False
 
@@ -122,12 +125,16 @@ class Feed:
                     _log.exception("the panel could not look at %s", self._project.root)
                 failing = True
 
+    def _is_time(self, now: float) -> bool:
+        """What the ledger tells comes in bursts; a clock that was set back must not hold it up."""
+        return not 0 <= now - self._whole_at < WHOLE_EVERY_S
+
     def _read_folders(
-        self, runs: list[RunView], now: float, *, slow: bool
+        self, runs: list[RunView], now: float, *, slow: bool, progress: bool
     ) -> tuple[dict[str, dict[str, list[tuple[int, float]]]], list[LogLine]]:
         """New points and log lines of the runs that may have any."""
         points: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        progress = slow or now >= self._next_progress
+        progress = progress or now >= self._next_progress
         self._next_progress = now + PROGRESS_EVERY_S if progress else self._next_progress
         lines: list[LogLine] = []
         for gone in set(self._runs) - {view.run_id for view in runs}:

@@ -77,6 +77,7 @@ class LiveView:
         self._version: int | None = None
         self._inode = 0
         self._status: dict[str, _Told] = {}
+        self._paths: dict[str, Path] = {}  # of the status files: to put one together takes longer than to look at it
 
     def look(self) -> bool:
         """Read what was written since the last look. Returns whether the ledger has changed."""
@@ -125,8 +126,10 @@ class LiveView:
         return True
 
     def _status_of(self, run_id: str) -> _Told:
-        known = self._status.get(run_id)
-        found = stamp(self.project.run(run_id) / names.STATUS)
+        known, path = self._status.get(run_id), self._paths.get(run_id)
+        if path is None:
+            path = self._paths[run_id] = self.project.run(run_id) / names.STATUS
+        found = stamp(path)
         if known is None or known.stamp != found:
             status = views.read_status(self.project, run_id) if found is not None else None
             known = self._status[run_id] = _Told(found, status, views.levels_of(status) if status else {})

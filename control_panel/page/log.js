@@ -128,10 +128,13 @@ class Log {
     const height = total * ROW;
     if (this.sized !== height) this.sizer.style.height = `${(this.sized = height)}px`;
     const end = Math.max(0, height - this.height);
-    if (this.follow && !this.page) {
-      if (this.top !== end) this.scrollTo(end);
-    } else if (gone) this.scrollTo(Math.max(0, (this.top || 0) - gone * ROW));
+    let top = this.top || 0;
+    if (this.follow && !this.page) top = end;
+    else if (gone) top = Math.max(0, top - gone * ROW);
+    const moves = top !== this.top;
+    this.top = top;
     this.paintRows(total);
+    if (moves) this.scrollTo(top); // last: it makes the browser lay out all that was written
   }
 
   scrollTo(top) {
@@ -143,6 +146,14 @@ class Log {
     const first = Math.max(0, Math.floor((this.top || 0) / ROW) - ROWS_OVER);
     const shown = Math.max(0, Math.min(total - first, Math.ceil(this.height / ROW) + 2 * ROWS_OVER));
     while (this.pool.length < shown) this.pool.push(this.makeRow());
+    const rolled = first - (this.first || 0);
+    this.first = first;
+    if (rolled > 0 && rolled < shown) {
+      // Lines that stay in sight stay in their rows; those that went out give theirs to the new ones.
+      const free = this.pool.splice(0, rolled);
+      this.pool.push(...free);
+      this.rows.append(...free.map((row) => row.node));
+    }
     this.pool.forEach((row, at) => {
       if (at < shown) this.fillRow(row, this.line(first + at), first + at);
       show(row.node, at < shown);

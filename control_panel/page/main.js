@@ -129,8 +129,7 @@ class App {
     if (applyTheme(this.root)) this.detail.redraw();
     this.header.tick(this.link);
     if (this.link.stale) this.staleStrip.paint(this.link, this.store);
-    for (const name of ["vms", "alerts", "cost", "runs", "artifacts"]) this.dirty.add(name);
-    this.paint();
+    for (const name of ["vms", "alerts", "cost", "runs", "artifacts"]) this.schedule(name);
   }
 
   // --- choice --------------------------------------------------------------------------------------

@@ -128,13 +128,9 @@ class Chart {
     this.reading(pen, map, ink, height);
   }
 
+  // To ask for a style in the middle of a paint makes the browser lay out what was written so far, for each chart.
   ink() {
-    const style = getComputedStyle(this.canvas);
-    const get = (name) => style.getPropertyValue(name).trim();
-    return {
-      accent: get("--accent"), muted: get("--muted"), line: get("--grid"), champion: get("--champion"),
-      warn: get("--warn"), bg: get("--bg-solid"), fg: get("--fg"), font: style.fontFamily,
-    };
+    return this.canvas.getRootNode().ink || inkOf(this.canvas);
   }
 
   scale(curves, width, height) {

@@ -9,11 +9,23 @@ function luminance(colour) {
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 }
 
+function inkOf(node) {
+  const style = getComputedStyle(node);
+  const get = (name) => style.getPropertyValue(name).trim();
+  return {
+    accent: get("--accent"), muted: get("--muted"), line: get("--grid"), champion: get("--champion"),
+    warn: get("--warn"), bg: get("--bg-solid"), fg: get("--fg"), font: style.fontFamily,
+  };
+}
+
+// Whether curves have to be drawn anew. Asked before a paint, while nothing has been written.
 function applyTheme(root) {
   const theme = luminance(getComputedStyle(root).backgroundColor) < 0.35 ? "dark" : "light";
-  if (root.dataset.theme === theme) return false;
-  root.dataset.theme = theme;
-  return true;
+  setAttr(root, "data-theme", theme);
+  const [shadow, ink] = [root.getRootNode(), inkOf(root)];
+  const fresh = JSON.stringify(ink) !== JSON.stringify(shadow.ink);
+  shadow.ink = ink;
+  return fresh;
 }
 
 // Desktop notifications: asked for by a press, never on their own; one per event, also with several tabs (same tag).

@@ -15,6 +15,7 @@ from bridge_client import Uploader, live_bridge
 from bridgehead import files, names
 from bridgehead.names import Ack, FailureClass, RunState
 from bridgehead.records import AckRecord, Heartbeat
+from control_panel import feed
 from control_panel.actions import Actions
 from control_panel.engine import Engine
 from control_panel.feed import Feed
@@ -89,8 +90,8 @@ def test_after_the_bridge_comes_the_cell_and_then_a_run(fresh: Project) -> None:
     feed.look()
     assert model.snapshot()["next"]["action"] == "pair"
     made = Seeded(fresh)
-    feed.look()
-    assert model.snapshot()["next"] == {"text": "Run pretrain.", "action": "run pretrain"}
+    shown = {"text": "Run pretrain.", "action": "run pretrain"}
+    wait_until(lambda: feed.look() and model.snapshot()["next"] == shown, what="the next step")
     feed.close()
     made.ledger.close()
 
@@ -387,3 +388,28 @@ def test_between_two_whole_looks_a_log_line_costs_no_view_of_any_run(
     assert asked == []
     rig.look(after_s=1.0)
     assert len(asked) == 1
+
+
+def test_a_look_makes_nothing_anew_of_a_run_that_it_knows(
+    seeded: Seeded, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _started(seeded)
+    rig.look()
+    made: list[str] = []
+    monkeypatch.setattr(feed, "RunFiles", lambda folder, run: made.append(run))
+    assert rig.look()["runs"] and made == []
+
+
+def test_a_burst_of_the_ledger_is_shown_once_and_none_of_it_is_forgotten(seeded: Seeded, rig: Rig) -> None:
+    run_id = _started(seeded)
+    rig.look()
+    seeded.ack(run_id, Ack.FINISHED, RunState.DONE, 0)
+    assert rig.look(after_s=0.1)["runs"][0]["state"] != "done"
+    assert rig.look(after_s=0.35)["runs"][0]["state"] == "done"
+
+
+def test_a_clock_that_was_set_back_holds_nothing_up(seeded: Seeded, rig: Rig) -> None:
+    run_id = _started(seeded)
+    rig.look()
+    seeded.ack(run_id, Ack.FINISHED, RunState.DONE, 0)
+    assert rig.look(after_s=-3600.0)["runs"][0]["state"] == "done"
