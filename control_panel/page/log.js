@@ -146,8 +146,8 @@ class Log {
     const first = Math.max(0, Math.floor((this.top || 0) / ROW) - ROWS_OVER);
     const shown = Math.max(0, Math.min(total - first, Math.ceil(this.height / ROW) + 2 * ROWS_OVER));
     while (this.pool.length < shown) this.pool.push(this.makeRow());
-    const rolled = first - (this.first || 0);
-    this.first = first;
+    const rolled = first - (this.shownFrom || 0);
+    this.shownFrom = first;
     if (rolled > 0 && rolled < shown) {
       // Lines that stay in sight stay in their rows; those that went out give theirs to the new ones.
       const free = this.pool.splice(0, rolled);
