@@ -16,7 +16,7 @@ from bridge.project import PinRequest
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.records import Pins, StageSpec, duration
-from run_control import code_pin, data_pin, history, live_rate, money, pricing, run_spec
+from run_control import code_pin, config_keys, data_pin, history, live_rate, money, pricing, run_spec
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.history import Before
 from run_control.money import Money, Unpriced
@@ -98,7 +98,7 @@ def make(
     """
     stage = request.spec if wanted is None else stage_of(wanted, request.spec)
     limits = whole.limits.get(stage.name, StageLimits())
-    checks: list[Check] = []
+    checks: list[Check] = _config_checks(stage)
     ask = (lambda: shipped or code_pin.shipped()) if run_spec.is_shipped(stage.command) else own_code
     code = _code(ask or (lambda: code_pin.own(root)), checks)
     data = _data(root, whole, stage, wanted.data.name if wanted is not None else limits.data, checks)
@@ -176,6 +176,15 @@ def stage_of(wanted: RunSpec, now: StageSpec) -> StageSpec:
 
 
 # --- parts of a plan --------------------------------------------------------------------------------------
+
+
+def _config_checks(stage: StageSpec) -> list[Check]:
+    """None where its keys are right, or the affair of the user's own command."""
+    wrong = config_keys.misspelt(stage.command, stage.config)
+    if wrong is None:
+        return []
+    key, hint = wrong
+    return [Check("config", REFUSE, f"stage {stage.name} has no key {key!r}", hint)]
 
 
 def _code(ask: Callable[[], Code], checks: list[Check]) -> Code | None:

@@ -17,7 +17,7 @@ from bridgehead import names
 from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
-from run_control import notify_table, toml_lines, tunnel_table
+from run_control import config_keys, notify_table, toml_lines, tunnel_table
 from run_control.command_words import split_words
 from run_control.notify_spec import NotifySpec
 from run_control.notify_table import NotifyTable
@@ -53,6 +53,7 @@ def load_whole(root: Path) -> Whole:
     _check_notify(path.name, text, parsed.notify.spec(root), root)
     _check_vm(path.name, text, parsed.vm)
     _check_stages(path.name, text, parsed.stages)
+    _check_configs(path.name, text, parsed.stages)
     _check_limits(path.name, text, parsed)
     tunnel = parsed.tunnel.spec(root)
     unsafe = tunnel_table.unsafe_token(tunnel, root)
@@ -412,3 +413,17 @@ def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:
             f"{file_name}:{line}: stages.{circle[0]}.after: a circle: {' after '.join(circle)}",
             hint="take one of them out of an `after`",
         ) from None
+
+
+def _check_configs(file_name: str, text: str, stages: dict[str, _Stage]) -> None:
+    """The keys of the shipped stages, which the VM would refuse only once the run starts there."""
+    for name, stage in stages.items():
+        wrong = config_keys.misspelt(stage.command, stage.config)
+        if wrong is None:
+            continue
+        key, hint = wrong
+        line = toml_lines.line_of(text, ["stages", name, "config", key])
+        shipped = stage.command.removeprefix(names.SHIPPED_COMMAND_PREFIX)
+        raise ProjectError(
+            f"{file_name}:{line}: stages.{name}.config.{key}: unknown key of the shipped stage {shipped}", hint=hint
+        )

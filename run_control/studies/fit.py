@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import ast
-import functools
-import importlib.resources
 from pathlib import Path
 
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, UNPRICED_KEY, nearest
-from bridgehead.records import StageSpec
-from run_control import project_file, yaml_file
+from run_control import config_keys, project_file, yaml_file
 from run_control.project import Project
 from run_control.studies.study_file import STUDY, Config, Study
 from run_control.studies.tracker import PLANNED, Tracker
@@ -31,7 +27,7 @@ def check(project: Project, folder: Path, study: Study) -> None:
             where = f"{STUDY}:{yaml_file.line_of(lines, keys)}: {keys[0]}"
             raise UsageError(f"{where}: no stage {stage!r} in this project", hint=nearest(stage, known))
     for keys, stage, key in _keys(study):
-        allowed = _config_keys(known[stage])
+        allowed = config_keys.known(known[stage])
         if allowed and key not in allowed | _OF_A_LINE:
             where = f"{STUDY}:{yaml_file.line_of(lines, keys)}: {'.'.join(keys)}"
             raise UsageError(
@@ -71,18 +67,3 @@ def _keys(study: Study) -> list[tuple[list[str], str, str]]:
 def _split(name: str) -> tuple[str, str]:
     stage, _, key = name.partition(".")
     return stage, key
-
-
-def _config_keys(stage: StageSpec) -> set[str]:
-    shipped = stage.command.removeprefix(names.SHIPPED_COMMAND_PREFIX)
-    return set(stage.config) | (_shipped_keys(shipped) if shipped != stage.command else set())
-
-
-@functools.cache
-def _shipped_keys(shipped: str) -> frozenset[str]:
-    """The members of the stage's config class. Its source is read and not imported: a laptop has no torch."""
-    source = importlib.resources.files("stages").joinpath(f"{shipped}.py").read_text(encoding="utf-8")
-    wanted = f"{shipped.capitalize()}Config"
-    classes = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef) and node.name == wanted]
-    members = (member for found in classes for member in found.body if isinstance(member, ast.AnnAssign))
-    return frozenset(member.target.id for member in members if isinstance(member.target, ast.Name))

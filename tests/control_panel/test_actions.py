@@ -35,10 +35,10 @@ def _lines(project: Project) -> list[str]:
 
 def test_a_run_is_planned_and_then_queued_as_the_command_line_would(fresh: Project) -> None:
     actions = Actions(fresh)
-    args = {"stage": "pretrain", "overrides": {"epochs": 3, "lr": 0.1, "name": "wide", "layers": [1, 2]}}
-    line = "run:pretrain epochs=3 lr=0.1 name=wide layers=[1,2]"
+    args = {"stage": "pretrain", "overrides": {"epochs": 3, "learning_rate": 0.1, "clips": "full", "width": [1, 2]}}
+    line = "run:pretrain epochs=3 learning_rate=0.1 clips=full width=[1,2]"
     planned = _act(actions, "plan", **args)
-    assert (planned["state"], planned["line"]) == ("done", line) and planned["spec"]["config"]["layers"] == [1, 2]
+    assert (planned["state"], planned["line"]) == ("done", line) and planned["spec"]["config"]["width"] == [1, 2]
     assert _lines(fresh) == []
     sent = _act(actions, "run", **args)
     assert (sent["state"], sent["line"]) == ("sent", line) and "no bridge" in sent["text"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import subprocess
@@ -290,3 +291,20 @@ def test_an_edited_stored_spec_is_rejected(tmp_path: Path) -> None:
     whole = project_file.load_whole(tmp_path)
     with pytest.raises(UsageError, match="was edited"):
         pinning.prepare(tmp_path, whole)(PinRequest(StageSpec("train", "x"), {}, made.spec.id[:16]))
+
+
+def test_a_misspelt_key_of_a_shipped_stage_is_refused_before_a_vm_sees_it(tmp_path: Path) -> None:
+    text = '[project]\nname = "watch"\n[stages.train]\ncommand = "bridgehead:pretrain"\n{money}{stage}'
+    project = _project(tmp_path, text=text)
+    made = _plan(project, epoch=3)
+    assert made.refusal is not None and made.refusal.hint == "did you mean epochs?"
+    assert made.refusal.message == "config: stage train has no key 'epoch'"
+    assert _plan(project, epochs=3).refusal is None
+    project.make_private()
+    with contextlib.closing(Ledger(project.ledger)) as ledger:
+        [row] = ledger.take([(1, "run:train epoch=3")], _pinned_view(project))
+        assert row.state == "rejected" and "epoch" in row.reason
+
+
+def test_a_command_of_ones_own_may_be_given_any_key(tmp_path: Path) -> None:
+    assert _plan(_project(tmp_path), epoch=3).refusal is None

@@ -57,6 +57,11 @@ def test_a_bom_and_crlf_are_read(tmp_path: Path) -> None:
     assert project_file.load(tmp_path).name == "watch"
 
 
+def test_the_config_of_an_own_command_may_have_any_key(tmp_path: Path) -> None:
+    (tmp_path / names.PROJECT_FILE).write_text(GOOD + "[stages.finetune.config]\nsede = 1\n")
+    assert project_file.load(tmp_path).stages["finetune"].config == {"sede": 1}
+
+
 MISTAKES = {
     "a misspelt key": ("cpus = 2", "cpuss = 2", ":12: stages.pretrain.cpuss: unknown key | did you mean cpus?"),
     "a misspelt table": ("[payload]", "[payloads]", ":4: payloads: unknown key | did you mean payload?"),
@@ -90,6 +95,16 @@ MISTAKES = {
         "epochs = 40",
         "epochs = 1979-05-27",
         ":16: stages.pretrain.config.epochs: 1979-05-27 does not fit",
+    ),
+    "a misspelt key of a shipped stage's config": (
+        "epochs = 40",
+        "epochs = 40\nsede = 1",
+        ":17: stages.pretrain.config.sede: unknown key of the shipped stage pretrain | did you mean seed?",
+    ),
+    "the same in one line": (
+        "epochs = 40\n",
+        "[stages.gate]\ncommand = 'bridgehead:gate'\nconfig = { min_efect = 0.1 }\n",
+        ":18: stages.gate.config.min_efect: unknown key of the shipped stage gate | did you mean min_effect?",
     ),
     "not TOML": ("cpus = 2", "cpus = ", ":12: not TOML"),
     "a misspelt table of tables": (

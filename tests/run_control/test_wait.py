@@ -62,7 +62,7 @@ def test_a_timeout_of_0_looks_once(seeded: Seeded) -> None:
 
 
 def test_outcomes(seeded: Seeded) -> None:
-    done, failed, going = seeded.take("run:pretrain", "run:pretrain a=1", "run:pretrain a=2")
+    done, failed, going = seeded.take("run:pretrain", "run:pretrain seed=1", "run:pretrain seed=2")
     seeded.finish(done, RunState.DONE)
     seeded.finish(failed, RunState.FAILED, 3)
     assert wait.outcome(views.run(seeded.project, done)) is None
