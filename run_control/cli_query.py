@@ -30,7 +30,11 @@ def query(
     if as_csv and json:
         raise UsageError("either --csv or --json")
     asked = asking.parse(text)
-    found = asking.answer(asking.rows(project_of(context, project)), asked)
+    there = project_of(context, project)
+    rows = asking.rows(there)
+    if not rows:
+        asking.check_names(there, asked)
+    found = asking.answer(rows, asked)
 
     def show() -> None:
         if as_csv:

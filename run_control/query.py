@@ -9,6 +9,7 @@ results and its config; `config.seed`, `results.effect` and `metrics.loss` say w
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 import math
 import re
@@ -20,15 +21,18 @@ from typing import Any
 from bridgehead import files, names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
-from run_control import money, views
+from run_control import config_keys, money, project_file, views
 from run_control.project import Project
 
 OPERATORS = ("<=", ">=", "!=", "=", "<", ">", "~")
+_ORDERING = ("<", ">", "<=", ">=")  # of numbers alone
+_LIKE = 0.75  # so much alike a name is the other one, misspelt
 _TERM = re.compile(r"([A-Za-z_][\w.-]*)(<=|>=|!=|=|<|>|~)(.*)\Z", re.DOTALL)
 _PLAIN = (
     "run_id", "stage", "state", "attempt", "vm_id", "exit_code", "failure_class", "reason", "step", "total_steps",
     "epoch", "total_epochs", "created", "eta_s",
 )  # fmt: skip
+_COUNTED = ("hours", "cost", "cost_unit")
 _GROUPS = ("metrics", "results", "config")
 _DEEPEST = 3
 _EXAMPLE = 'bridgehead query "stage=pretrain loss<0.4 order by hours"'
@@ -72,13 +76,28 @@ def parse(text: str) -> Query:
             raise UsageError(
                 f"not a term: {word[:60]!r}", hint=f"name, one of {' '.join(OPERATORS)}, value; {_EXAMPLE}"
             )
-        terms.append(Term(match[1], match[2], match[3]))
+        term = Term(match[1], match[2], match[3])
+        if term.operator in _ORDERING:
+            _number(term)
+        terms.append(term)
     return Query(terms, order_by, descending, limit)
 
 
 def rows(project: Project) -> list[Row]:
     """Every run, oldest first."""
     return [row(project, view) for view in views.runs(project)]
+
+
+def check_names(project: Project, query: Query) -> None:
+    """For a project without runs, where any name may be a metric's: raises UsageError for one that is plainly misspelt.
+
+    Names of metrics and results are not known before there are any.
+    """
+    stages = project_file.load(project.root).stages.values()
+    known = {*_PLAIN, *_COUNTED, *(key for stage in stages for key in config_keys.known(stage))}
+    for name in query.columns:
+        if name not in known and difflib.get_close_matches(name.lower(), known, n=1, cutoff=_LIKE):
+            raise UsageError(f"no run has a {name!r}", hint=_nearest(name, known))
 
 
 def row(project: Project, view: views.RunView) -> Row:

@@ -12,6 +12,7 @@ from bridgehead.errors import UsageError
 from bridgehead.names import RunState
 from registry_support import Lab
 from run_control import query
+from run_control.project import Project
 
 
 @pytest.fixture
@@ -79,6 +80,31 @@ def test_csv_has_the_names_that_were_asked_about(say: Any) -> None:
 def test_a_query_that_can_not_be_read_says_where(say: Any, text: str, message: str) -> None:
     answer = say("query", text)
     assert answer.code == 2 and message in answer.err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("loss<", "loss is a number, and '' is none"),
+        ("loss<abc", "loss is a number, and 'abc' is none"),
+        ("stge=x", "did you mean stage?"),
+        ("order by hurs", "did you mean hours?"),
+        ("lerning_rate=0.1", "did you mean learning_rate?"),
+    ],
+)
+def test_a_mistake_is_refused_before_there_is_any_run(
+    fresh: Project, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    answer = in_process(capsys, "-C", str(fresh.root), "query", text)
+    assert answer.code == 2 and message in answer.err
+
+
+@pytest.mark.parametrize("text", ["", "loss<0.4", "config.seed=1 order by cost", "epochs=40 epoch>3 results.auc>0.9"])
+def test_what_may_be_a_name_finds_nothing_before_there_is_any_run(
+    fresh: Project, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    answer = in_process(capsys, "-C", str(fresh.root), "query", text, "--json")
+    assert (answer.code, answer.data["runs"]) == (0, [])
 
 
 def test_an_unpriced_run_costs_nothing_that_could_be_compared(say: Any) -> None:
