@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bridgehead import files, names
+from bridgehead.failures.classes import facts
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import ProcessRecord
 from bridgehead.run import STOPPED_EXIT_CODE
@@ -143,6 +144,12 @@ def spent(ending: Ending, retries: int) -> Ending:
     times = "once" if retries == 1 else f"{retries} times"
     message = f"{ending.message}; it had already been started again {times}"
     return Ending(ending.state, ending.failure, message)
+
+
+def when_again(ending: Ending) -> str:
+    """In brackets, when a run of this class is started again; "" where that is at once. In the post-mortem's words."""
+    told = facts(ending.failure).by_itself
+    return f" ({told})" if ending.retry and told else ""
 
 
 def oom_kills(proc: Path = _PROC, cgroups: Path = _CGROUPS) -> int:

@@ -259,7 +259,7 @@ class Runner:
         if ending.retry and used < budget and self._noted(ending):
             for line in leftovers:
                 self._say(f"--- outlived it and was ended: {line}")
-            self._say(f"--- {ending.message}: retry {used + 1} of {budget}")
+            self._say(f"--- {ending.message}: retry {used + 1} of {budget}{failure.when_again(ending)}")
             return
         self._end(failure.spent(ending, used), code, leftovers)
 

@@ -12,15 +12,21 @@ UNLIMITED: Final = 1000  # lost machines are no fault of the run's: its caps end
 
 @dataclass(frozen=True)
 class ClassFacts:
-    """`retries`: how often such a run may be started again, 0 for never. `where`: same, other, bigger or ""."""
+    """`retries`: how often such a run may be started again by whoever pays for it, 0 for never.
+
+    `where`: same, other, bigger or "". `by_itself`: when the VM that has the run starts it again all the same, within
+    the stage's `retries`.
+    """
 
     meaning: str
     next_step: str
     retries: int = 0
     where: str = ""
+    by_itself: str = ""
 
     def retry_json(self) -> dict[str, Any]:
-        return {"allowed": self.retries > 0, "budget": self.retries, "where": self.where}
+        told = {"allowed": self.retries > 0, "budget": self.retries, "where": self.where}
+        return told | ({"by_itself": self.by_itself} if self.by_itself else {})
 
 
 # What would fail the same way again is never paid for twice.
@@ -51,6 +57,7 @@ FACTS: Final[dict[F, ClassFacts]] = {
     F.DISK_FULL: ClassFacts(
         "no room on a disk, or a quota was reached",
         "make room (df -h, df -i, quota), keep fewer checkpoints, or point output and caches at a bigger disk",
+        by_itself="started again by itself on the same VM once there is room, within its retries; not on another VM",
     ),
     F.MOUNT_LOST: ClassFacts(
         "a mounted file system went away under the run",

@@ -18,8 +18,9 @@ def page(record: dict[str, Any]) -> str:
 
 
 def retry_words(retry: dict[str, Any]) -> str:
+    by_itself = str(retry.get("by_itself") or "")
     if not retry.get("allowed"):
-        return "no"
+        return f"no; {_safe(by_itself)}" if by_itself else "no"
     where = {"other": ", on another machine", "bigger": ", on a bigger machine"}.get(str(retry.get("where")), "")
     budget = int(retry.get("budget") or 0)
     return ("once" if budget == 1 else f"up to {budget} times" if budget < 100 else "yes") + where

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from bridgehead import names, processes
+from bridgehead.failures import page
+from bridgehead.failures.classes import facts
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import ProcessRecord
 from support import wait_until
@@ -161,6 +163,17 @@ def test_a_failure_on_a_full_disk_is_that_and_may_be_tried_again() -> None:
     ending = failure.judge(1, stop_asked=False, oom=NONE_COUNTED, disk_full=True)
     assert (ending.failure, ending.retry) == (FailureClass.DISK_FULL, True)
     assert "exit code 1 while this VM's disk was full" in ending.message
+
+
+def test_vm_post_mortem_and_docs_say_the_same_of_a_full_disk() -> None:
+    told = facts(FailureClass.DISK_FULL).by_itself
+    full = failure.judge(1, stop_asked=False, oom=NONE_COUNTED, disk_full=True)
+    assert "on the same VM once there is room" in told and failure.when_again(full) == f" ({told})"
+    assert page.retry_words(facts(FailureClass.DISK_FULL).retry_json()) == f"no; {told}"
+    docs = Path(__file__).parents[2] / "docs/failure-classes.md"
+    assert f"| no; {told} |" in docs.read_text()
+    killed = failure.judge(-9, stop_asked=False, oom=NONE_COUNTED)
+    assert killed.retry and failure.when_again(killed) == ""
 
 
 def test_a_stage_that_says_why_it_failed_is_believed_on_a_full_disk_too() -> None:
