@@ -58,6 +58,26 @@ def cost(
     }
 
 
+def in_words(told: Mapping[str, Any] | None) -> str:
+    """`2 USD an hour now, 4 USD so far, 0.5 to 0.9 USD to finish, of a balance of 10 USD`; "" without a price."""
+    if told is None:
+        return ""
+    unit = told["unit"]
+    parts = [f"{_amount(told['burn_per_h'])} {unit} an hour now", f"{_amount(told['spent'])} {unit} so far"]
+    least, most = (_amount(value) for value in told["finish"] or (0.0, 0.0))
+    if told["finish"]:
+        parts.append(f"{least if least == most else f'{least} to {most}'} {unit} to finish")
+    if told["balance"] is not None:
+        parts.append(f"of a balance of {_amount(told['balance'])} {unit}")
+        if told["finish"] and told["spent"] + told["finish"][1] > told["balance"]:
+            parts.append("which does not last to the end of all that goes")
+    return ", ".join(parts)
+
+
+def _amount(value: float) -> str:
+    return str(Money(Decimal(str(value)), "")).strip()
+
+
 def _rate(project: Project, terms: pricing.Terms) -> Money | None:
     if not terms.stated:
         return None

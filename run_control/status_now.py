@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from bridge.tunnels import NONE
-from run_control import alarms, bridge_control, postmortems, uploads_view, views
+from run_control import alarms, bridge_control, money_view, postmortems, uploads_view, views
 from run_control.alerts import alerts
 from run_control.project import Project
 from run_control.views import RunView
 
 _BRIDGE_KEYS = ("pid", "port", "url", "tunnel", "tunnel_state", "tunnel_since", "tunnel_note")
 # What moves by itself while nothing happens: how long ago something was, and the gauges of a heartbeat.
-_AGES = frozenset({"age_s", "seen_age_s", "status_age_s", "stalled_s", "last_seen", "at_risk", "heartbeat"})
+_AGES = frozenset({"age_s", "seen_age_s", "status_age_s", "stalled_s", "last_seen", "at_risk", "heartbeat", "money"})
 # What moves all the time while a run is well.
 _PACE = frozenset({"step", "epoch", "metrics", "eta_s", "eta_range_s", "rate_per_s", "updated", "message", "cost"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
@@ -53,17 +54,23 @@ def look(project: Project, run_id: str = "") -> StatusNow:
     trouble, need = alarms.alarms(project), alerts(runs, vms, live)
     tables: list[Table] = [(views.VM_HEADERS, [views.vm_row(vm) for vm in vms])] if vms else []
     tables.append((views.RUN_HEADERS, [view.row() for view in runs]))
+    # Of the whole project alone: a run's own cost is in its row.
+    spent = None if run_id else money_view.cost(project, runs, vms, time.time())
     data = {
         "project": str(project.root),
         "bridge": {name: getattr(live, name) for name in _BRIDGE_KEYS} if live else None,
         "vms": vms,
         "runs": [view.to_json() for view in runs],
+        "money": spent,
         "alarms": trouble,
         "alerts": [alert.to_json() for alert in need],
         "uploads_paused": uploads_view.is_paused(project),
     }
     news = [alert.line() for alert in need if alert.is_news]
-    return StatusNow(data, [*trouble, *news], tables, _lines(project, live, runs, vms))
+    after = _lines(project, live, runs, vms)
+    if spent is not None:
+        after.append(f"money: {money_view.in_words(spent)}")
+    return StatusNow(data, [*trouble, *news], tables, after)
 
 
 def show(now: StatusNow, *, say: Callable[[], None], note: Callable[[str], None], table: Callable[..., None]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from project_support import NOW, VM, Seeded
 from bridgehead import files, names
 from bridgehead.names import Ack
 from bridgehead.records import Heartbeat, Pins, StageSpec, Status
-from run_control import money_view, run_cost, views
+from run_control import money_view, run_cost, status_now, views
 
 HOUR_S = 3600.0
 PINS = Pins(rate="2 CU", estimate="8 CU", budget_s=4 * HOUR_S, spec={"resources": {"max_total": "8 CU"}})
@@ -114,3 +115,39 @@ def test_the_project_pays_for_vms_and_not_for_runs(seeded: Seeded) -> None:
     assert (found["spent"], found["burn_per_h"], found["unit"], found["balance"]) == (4.0, 2.0, "USD", 10.0)
     assert found["dry_at"] == NOW + 3 * HOUR_S
     assert found["finish"] == pytest.approx([2.0 * 30 / HOUR_S] * 2)
+
+
+def test_status_shows_what_the_panel_shows_of_the_balance(seeded: Seeded) -> None:
+    assert status_now.look(seeded.project).data["money"] is None
+    [run_id] = seeded.take("run:pretrain")
+    seeded.ack(run_id, Ack.STARTED)
+    seeded.status(run_id)
+    seeded.project.file.write_text(seeded.project.file.read_text() + MONEY)
+    now = status_now.look(seeded.project)
+    told = money_view.cost(seeded.project, views.runs(seeded.project), views.vms(seeded.project), time.time())
+    still = {"as_of": 0, "dry_at": 0}  # these move with the clock
+    assert told is not None and now.data["money"] | still == told | still
+    assert f"money: {money_view.in_words(now.data['money'])}" in now.after
+    assert status_now.look(seeded.project, run_id).data["money"] is None
+    later = {**now.data["money"], "spent": 7.0, "as_of": 1.0}
+    moved = dataclasses.replace(now, data={**now.data, "money": later})
+    assert moved.essence() == now.essence()  # else --watch would have news each second
+
+
+@pytest.mark.parametrize(
+    ("finish", "balance", "words"),
+    [
+        (None, None, "2 USD an hour now, 4 USD so far"),
+        ([1.5, 1.5], 10.0, "2 USD an hour now, 4 USD so far, 1.5 USD to finish, of a balance of 10 USD"),
+        (
+            [1.5, 6.25],
+            10.0,
+            "2 USD an hour now, 4 USD so far, 1.5 to 6.25 USD to finish, of a balance of 10 USD,"
+            " which does not last to the end of all that goes",
+        ),
+    ],
+)
+def test_the_money_in_words(finish: list[float] | None, balance: float | None, words: str) -> None:
+    told = {"unit": "USD", "burn_per_h": 2.0, "spent": 4.0, "finish": finish, "balance": balance, "dry_at": None}
+    assert money_view.in_words(told) == words
+    assert money_view.in_words(None) == ""
