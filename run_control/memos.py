@@ -17,7 +17,7 @@ from bridgehead.errors import BridgeDownError, NotFoundError, UsageError
 from bridgehead.failures.classes import INFRASTRUCTURE, facts
 from bridgehead.names import FailureClass, RunState
 from bridgehead.records import Status, duration
-from run_control import locks, memo_evidence
+from run_control import locks, memo_evidence, money, run_cost
 from run_control.project import Project
 from run_control.views import RunView
 
@@ -48,6 +48,7 @@ def note(project: Project, view: RunView, postmortem: dict[str, Any], now: float
         memo["incidents"] = [*memo["incidents"], _incident(project, view, postmortem, now)][-KEPT_INCIDENTS:]
         memo["times"] += 1
         memo["lost_s"] = round(memo["lost_s"] + memo["incidents"][-1]["lost_s"], 1)
+        memo["lost_money"] = _with(memo.get("lost_money") or {}, memo["incidents"][-1]["lost_money"])
         at = memo["incidents"][-1]["at"]
         memo["first"], memo["last"] = min(memo["first"] or at, at), max(memo["last"], at)
         memo["symptom"] = memo["incidents"][-1]["symptom"] or memo["symptom"]
@@ -128,6 +129,7 @@ def _incident(project: Project, view: RunView, postmortem: dict[str, Any], now: 
     return {
         "at": round(at, 3), "run_id": view.run_id, "attempt": view.attempt, "stage": view.stage, "vm_id": view.vm_id,
         "symptom": " ".join(symptom.split())[:300], "lost_s": round(lost_s, 1), "seq": view.seq,
+        "lost_money": run_cost.of_lost(view.cost, lost_s),
         "config_sha256": memo_evidence.config_of(project, view.run_id),
     }  # fmt: skip
 
@@ -235,7 +237,18 @@ def _quote(memo: dict[str, Any], now: float) -> str:
 
 
 def _cost(memo: dict[str, Any]) -> str:
-    return duration(memo["lost_s"])
+    """Time, and money where the runs had a price; one amount for each unit."""
+    paid = ", ".join(str(money.parse(amount)) for amount in (memo.get("lost_money") or {}).values())
+    return duration(memo["lost_s"]) + (f" ({paid})" if paid else "")
+
+
+def _with(amounts: dict[str, str], lost: str) -> dict[str, str]:
+    """Unit -> amount, with one more."""
+    if not lost:
+        return amounts
+    more = money.parse(lost)
+    known = amounts.get(more.unit)
+    return {**amounts, more.unit: (money.parse(known) + more if known else more).to_json()}
 
 
 def _safe(text: str) -> str:

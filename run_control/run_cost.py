@@ -53,6 +53,12 @@ def of(spec_text: str, state: str, status: Status | None, eta_s: float | None, n
     return cost
 
 
+def of_lost(cost: dict[str, Any] | None, lost_s: float) -> str:
+    """What so much lost work cost at the run's own rate, such as `0.02 CU`; "" without a rate or a loss."""
+    rate = cost["rate"] if cost is not None else ""
+    return _for(money.parse(rate), lost_s).to_json() if rate and lost_s > 0 else ""
+
+
 def seconds(state: str, status: Status | None, now: float) -> float:
     """How long it ran, over all attempts. Of a VM that is silent only up to its last word."""
     if status is None:

@@ -10,10 +10,11 @@ import pytest
 from cli_process import in_process
 from project_support import NOW, VM, Seeded
 
+from bridge.project import ProjectView
 from bridgehead import files, names
 from bridgehead.errors import NotFoundError, StillRunning, UsageError
 from bridgehead.names import FailureClass, RunState
-from run_control import memos, postmortems, views
+from run_control import memos, pinning, postmortems, project_file, views
 
 LATER = NOW + 3600
 
@@ -25,6 +26,17 @@ def _fail(seeded: Seeded, log: str, code: int = 1, line: str = "run:pretrain") -
     (folder / names.LOG).write_text(log)
     seeded.finish(run_id, RunState.FAILED, code)
     return run_id
+
+
+def _fail_pinned(seeded: Seeded, view: ProjectView, number: int) -> str:
+    """The same for a run that was pinned to its price, as the bridge pins it."""
+    [row] = seeded.ledger.take([(number, "run:pretrain2")], view)
+    seeded.ledger.deliver(VM, 0)
+    folder = seeded.project.run(row.run_id)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / names.LOG).write_text("Transport endpoint is not connected\n")
+    seeded.finish(row.run_id, RunState.FAILED, 1)
+    return row.run_id
 
 
 def test_a_run_that_ended_without_a_word_of_its_vm_gets_one_from_the_laptop(seeded: Seeded) -> None:
@@ -73,6 +85,33 @@ def test_a_memo_tells_when_it_happened_and_what_was_lost_then_not_when_it_was_he
     postmortems.settle(seeded.project, now=LATER)
     [memo] = memos.all_of(seeded.project)
     assert (memo["last"], memo["lost_s"]) == (NOW + 301, lost_s)
+
+
+def test_a_memo_tells_what_was_lost_in_money_too_where_the_run_had_a_price(seeded: Seeded) -> None:
+    table = '\n[money]\nprovider = "lab"\nprice_per_hour = "30 USD"\n[stages.pretrain2]\ncommand = "true"\n'
+    seeded.project.file.write_text(seeded.project.file.read_text() + table + "expected_hours = 1\n")
+    whole = project_file.load_whole(seeded.project.root)
+    pinned = dataclasses.replace(whole.view, pin=pinning.prepare(seeded.project.root, whole))
+    for number in (1, 2):
+        run_id = _fail_pinned(seeded, pinned, number)
+        told = {"run_id": run_id, "stage": "pretrain2", "state": "failed", "vm_id": VM, "attempt": 1, "updated": NOW}
+        times = {"started": NOW + 100, "ended": NOW + 301, "progress_at": NOW + 300, "step": 40, "total_steps": 100}
+        kept = {"step": 30, "epoch": 0, "size_bytes": 1, "level": "mounted", "saved_at": NOW + 240, "at": NOW + 241}
+        files.write_json(
+            seeded.project.run(run_id) / names.STATUS, {"v": 1, **told, **times, "levels": {"mounted": kept}}
+        )
+    postmortems.settle(seeded.project, now=LATER)
+    [memo] = memos.all_of(seeded.project)
+    assert (memo["lost_s"], memo["lost_money"]) == (120.0, {"USD": "1 USD"})
+    assert memos.row(memo, LATER)[3].endswith("(1 USD)")
+    assert "USD) of work done again" in (seeded.project.root / "memos/mount_lost.md").read_text()
+
+
+def test_a_memo_of_before_money_was_counted_is_read_as_ever(seeded: Seeded) -> None:
+    _fail(seeded, "Transport endpoint is not connected\n")
+    postmortems.settle(seeded.project, now=LATER)
+    [memo] = memos.all_of(seeded.project)
+    assert memo.pop("lost_money") == {} and "USD" not in memos.row(memo, LATER)[3]
 
 
 def test_a_lost_vm_is_a_memo_and_the_next_good_end_is_what_helped(seeded: Seeded) -> None:
