@@ -25,6 +25,11 @@ from run_control.project_file import Whole
 from run_control.run_spec import Code, Data, Resources, RunSpec
 from run_control.spec_tables import StageLimits, budget_hours
 
+_POOL_WHY = (
+    "the VM makes the clips pool from the recordings in seglearn, so there is nothing to hash here; the run's record"
+    " holds the pool's fingerprint, and a stage refuses another pool than the one before it had"
+)
+_POOL_HINT = "nothing to do; an exact seglearn==… in [vm] requirements keeps the recordings the same"
 _UNTIL_CAP = "until its cap stops it"
 
 
@@ -207,6 +212,8 @@ def _data(root: Path, whole: Whole, stage: StageSpec, name: str, checks: list[Ch
         return None
     if found.fingerprint:
         checks.append(Check("data", PASS, f"{found.name}: {found.fingerprint[:16]}"))
+    elif run_spec.is_shipped(stage.command) and not found.name:
+        checks.append(Check("data", WARN, f"not pinned before the run: {_POOL_WHY}", _POOL_HINT))
     else:
         hint = "[data.NAME] with its fingerprint, and data = NAME in the stage"
         checks.append(Check("data", WARN, f"not pinned: {found.why_unpinned}", hint))

@@ -308,3 +308,11 @@ def test_a_misspelt_key_of_a_shipped_stage_is_refused_before_a_vm_sees_it(tmp_pa
 
 def test_a_command_of_ones_own_may_be_given_any_key(tmp_path: Path) -> None:
     assert _plan(_project(tmp_path), epoch=3).refusal is None
+
+
+def test_the_shipped_pipeline_says_why_its_data_is_not_pinned_before_it_runs(tmp_path: Path) -> None:
+    text = '[project]\nname = "watch"\n[stages.train]\ncommand = "bridgehead:pretrain"\n{money}{stage}'
+    told = {check.name: check for check in _plan(_project(tmp_path, text=text)).checks}["data"]
+    assert told.state == WARN and "the VM makes the clips pool" in told.text and told.hint.startswith("nothing to do")
+    own = {check.name: check for check in _plan(_project(tmp_path)).checks}["data"]
+    assert own.state == WARN and "names no data" in own.text
