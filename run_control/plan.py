@@ -27,7 +27,7 @@ from run_control.spec_tables import StageLimits, budget_hours
 
 _POOL_WHY = (
     "the VM makes the clips pool from the recordings in seglearn, so there is nothing to hash here; the run's record"
-    " holds the pool's fingerprint, and a stage refuses another pool than the one before it had"
+    " holds the pool's fingerprint, and finetune and gate refuse another pool than the stage before them had"
 )
 _POOL_HINT = "nothing to do; an exact seglearn==… in [vm] requirements keeps the recordings the same"
 _UNTIL_CAP = "until its cap stops it"

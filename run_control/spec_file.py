@@ -1,4 +1,4 @@
-"""A spec file: one run, or one arm of a study, written by a person over a stage of the project file.
+"""A spec file: one run, written by a person over a stage of the project file.
 
 In TOML, as here, or with the same keys in YAML (arms/one.yaml); one content has one id in both.
 
