@@ -93,8 +93,12 @@ class LaptopOff(Fault):
 
     def strike(self) -> None:
         vm = self._vm()
-        self.world.laptop_is_off = True
-        kill(self.world.bridge_pid(), "bridge")
+        was_off, self.world.laptop_is_off = self.world.laptop_is_off, True  # before the kill: nobody starts it again
+        try:
+            kill(self.world.bridge_pid(), "bridge")
+        except Missed:
+            self.world.laptop_is_off = was_off  # a blow that missed is never healed
+            raise
         self.world.kill_vm(vm.name)
 
     def heal(self) -> None:

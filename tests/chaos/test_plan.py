@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+
 import pytest
 
 from chaos import faults, plan
+from chaos.fault import Missed
 from chaos.faults import FAULTS, ON_DRIVE, RESUMING
 from chaos.plan import When
 
@@ -50,3 +54,13 @@ def test_what_stands_still_can_do_so_for_a_minute(monkeypatch: pytest.MonkeyPatc
     faults.stand_still_for(60.0)
     assert {faults.FAULTS[kind].hold_range_s for kind in faults.STANDING_STILL} == {(60.0, 60.0)}
     assert faults.FAULTS["tunnel-cut"].hold_range_s[1] < 60.0
+
+
+def test_a_laptop_that_was_not_switched_off_does_not_stay_off() -> None:
+    world = SimpleNamespace(laptop_is_off=False, bridge_pid=lambda: None, living=lambda: [SimpleNamespace(name="vm")])
+    world.frozen = set()
+    watch = SimpleNamespace(current=lambda: None)
+    fault = faults.FAULTS["laptop-off-vm-dies"](world, watch, random.Random(1))  # type: ignore[arg-type]
+    with pytest.raises(Missed):
+        fault.strike()
+    assert world.laptop_is_off is False
