@@ -87,7 +87,8 @@ class NotebookHost:
             self._cells, self._waiting_for = [], ""
             self._record(CellState.KERNEL_DEAD)
         if self._rerun and not self._waiting_for:
-            self._rerun = False
+            # No cell runs: what the press would have interrupted is over, and it must not be the cell that it starts.
+            self._rerun = self._interrupt = False
             if self._manager.is_alive() or self._starts_again():
                 self._start_cells()
         self._read_output()
