@@ -76,7 +76,7 @@ def dump(value: Any) -> str:
     def text(dumper: Any, data: str) -> Any:
         plain = isinstance(_scalar(data), str) and not _doubt(data)
         style = "|" if "\n" in data else None if plain else '"'
-        return dumper.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+        return dumper.represent_scalar(f"{_TAG}str", data, style=style)
 
     dumper_type.add_representer(str, text)
     dumped: str = yaml.dump(value, Dumper=dumper_type, sort_keys=False, width=110, allow_unicode=True)

@@ -30,6 +30,16 @@ SAVES = python(
     "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
     "print('up', flush=True); time.sleep(60)"
 )
+SAVES_UNTIL_TOLD = python(
+    "import os, signal, sys, time\n"
+    "def save(*_):\n"
+    "    print('saving', flush=True)\n"
+    "    while not os.path.exists('go'): time.sleep(0.02)\n"
+    "    sys.exit(143)\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+    "print('up', flush=True)\n"
+    "while True: time.sleep(0.05)"
+)
 DEAF = python(
     "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('up', flush=True); time.sleep(60)"
 )

@@ -12,23 +12,13 @@ from bridgehead import files, names
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command
-from command_rig import DEAF, SAVES, SLEEP, Rig
+from command_rig import DEAF, SAVES, SAVES_UNTIL_TOLD, SLEEP, Rig
 from support import wait_until
 from vm_daemons import lifetime, uploads
 from vm_run_support import is_gone, log_of, python, wait_for_log, wait_for_stage
 
 BEFORE_S = 1000.0
 OPEN_S, SAVING_S, HANDING_S = 5000.0, 900.0, 100.0  # left until the cap
-SAVES_SLOWLY = python(
-    "import os, signal, sys, time\n"
-    "def save(*_):\n"
-    "    print('saving', flush=True)\n"
-    "    while not os.path.exists('go'): time.sleep(0.02)\n"
-    "    sys.exit(143)\n"
-    "signal.signal(signal.SIGTERM, save)\n"
-    "print('up', flush=True)\n"
-    "while True: time.sleep(0.05)"
-)
 
 
 @pytest.fixture
@@ -133,7 +123,7 @@ def test_without_a_store_runs_go_on_to_the_end(rig: Rig) -> None:
 def test_a_stop_while_it_saves_for_the_next_vm_ends_it_here(rig: Rig) -> None:
     leave(rig, OPEN_S)
     with rig.daemon():
-        train = rig.run(SAVES_SLOWLY)
+        train = rig.run(SAVES_UNTIL_TOLD)
         rig.laptop.queue(train)
         wait_for_log(rig.dir(train), "up")
         leave(rig, HANDING_S)
@@ -149,7 +139,7 @@ def test_a_stop_while_it_saves_for_the_next_vm_ends_it_here(rig: Rig) -> None:
 def test_a_daemon_that_died_meanwhile_hands_over_when_it_is_back(rig: Rig) -> None:
     leave(rig, OPEN_S)
     with rig.daemon():
-        train = rig.run(SAVES_SLOWLY)
+        train = rig.run(SAVES_UNTIL_TOLD)
         rig.laptop.queue(train)
         wait_for_log(rig.dir(train), "up")
         leave(rig, HANDING_S)

@@ -13,22 +13,12 @@ from bridgehead import names
 from bridgehead.names import RunState
 from bridgehead.queue_lines import Verb
 from bridgehead.records import Command, Pins
-from command_rig import Rig
+from command_rig import SAVES_UNTIL_TOLD, Rig
 from support import wait_until
 from vm_daemons import budget
 from vm_daemons.budget import Budgets
-from vm_run_support import python, wait_for_log
+from vm_run_support import wait_for_log
 
-SAVES_UNTIL_TOLD = python(
-    "import os, signal, sys, time\n"
-    "def save(*_):\n"
-    "    print('saving', flush=True)\n"
-    "    while not os.path.exists('go'): time.sleep(0.02)\n"
-    "    sys.exit(143)\n"
-    "signal.signal(signal.SIGTERM, save)\n"
-    "print('up', flush=True)\n"
-    "while True: time.sleep(0.05)"
-)
 BUDGET_S = 3600.0
 
 
