@@ -69,7 +69,8 @@ class NotebookHost:
             self._step()
         if self._waiting_for:
             self._manager.interrupt_kernel()
-        self._manager.shutdown_kernel(now=False)
+        if self._manager.is_alive():  # one that could not start has nothing to shut down, and would say so
+            self._manager.shutdown_kernel(now=False)
         return 0
 
     def _on_signal(self, number: int, _frame: object) -> None:

@@ -183,9 +183,8 @@ def test_a_full_disk_ends_no_vm_and_what_was_printed_meanwhile_is_written_later(
     assert local.is_alive(vm)
 
 
-def test_a_kernel_that_can_not_start_for_want_of_room_is_started_by_a_later_press(
-    local: LocalNotebook, tmp_path: Path
-) -> None:
+def _without_room_for_a_kernel(local: LocalNotebook, tmp_path: Path) -> tuple[LocalVm, Path]:
+    """A VM whose kernel died and can't be started again, and what is in its way."""
     vm = local.start(VmRequest(_notebook(tmp_path, "import os\nprint('kernel', os.getpid())\n")))
     wait_until(lambda: local.describe(vm).cell == "done", 20, what="the cell")
     os.kill(int((vm.folder / CELL_LOG).read_text().split()[1]), signal.SIGKILL)
@@ -195,10 +194,24 @@ def test_a_kernel_that_can_not_start_for_want_of_room_is_started_by_a_later_pres
     in_the_way.mkdir()
     local.run_cell(vm)
     wait_until(lambda: "no kernel" in (vm.folder / "host.log").read_text(), 20, what="its words")
+    return vm, in_the_way
+
+
+def test_a_kernel_that_can_not_start_for_want_of_room_is_started_by_a_later_press(
+    local: LocalNotebook, tmp_path: Path
+) -> None:
+    vm, in_the_way = _without_room_for_a_kernel(local, tmp_path)
     assert local.describe(vm).cell == "kernel-dead" and local.is_alive(vm)
     in_the_way.rmdir()
     local.run_cell(vm)
     wait_until(lambda: _printed(vm, "kernel", times=2), 20, what="the new kernel")
+
+
+def test_a_vm_whose_kernel_could_not_start_stops_without_a_traceback(local: LocalNotebook, tmp_path: Path) -> None:
+    vm, _ = _without_room_for_a_kernel(local, tmp_path)
+    local.stop(vm)
+    assert not local.is_alive(vm)
+    assert "Traceback" not in (vm.folder / "host.log").read_text()
 
 
 def test_a_host_that_is_gone_counts_as_a_dead_vm(local: LocalNotebook, tmp_path: Path) -> None:
