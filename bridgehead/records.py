@@ -292,7 +292,7 @@ class Heartbeat(Record):
     gpus: list[dict[str, Any]] = field(default_factory=list)  # name, memory_total_mb, memory_used_mb, use
     store: dict[str, Any] = field(default_factory=dict)  # path, ok, free_bytes, error
     cell_age_s: float | None = None  # since the cell's own heartbeat; None: never
-    runs: list[dict[str, Any]] = field(default_factory=list)  # run_id, state, attempt
+    runs: list[dict[str, Any]] = field(default_factory=list)  # run_id, state, attempt, running_s, cost
     lifetime: dict[str, Any] = field(default_factory=dict)  # age_s, cap_s, stays_because, releases_at
     uploads: dict[str, Any] = field(default_factory=dict)  # paused, rate_bytes_s, eta_s, runs: what is on its way here
     address_seq: int = 0  # the number of the bridge's address that it follows; a newer one comes with the hints

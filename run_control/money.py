@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from typing import Any
 
 from bridgehead.errors import UsageError
+from bridgehead.hourly import plain, short
 from bridgehead.queue_lines import nearest
 
 COMPUTE_UNITS = "CU"  # what Colab counts in
@@ -25,7 +26,7 @@ class Money:
     unit: str
 
     def __str__(self) -> str:
-        return f"{_short(self.amount)} {self.unit}"
+        return f"{short(self.amount)} {self.unit}"
 
     def __add__(self, other: Money) -> Money:
         return Money(self.amount + _same_unit(self, other).amount, self.unit)
@@ -99,20 +100,6 @@ def to_json(price: Price | None) -> Any:
     if price is None:
         return None
     return price.to_json() if isinstance(price, Money) else {"unpriced": price.reason, "settled": price.settled}
-
-
-def plain(amount: Decimal) -> str:
-    """Without exponent and trailing zeros."""
-    text = format(amount, "f")
-    return (text.rstrip("0").rstrip(".") or "0") if "." in text else text
-
-
-def _short(amount: Decimal) -> str:
-    """Two places, or two digits that count where it is less than a hundredth."""
-    if amount == 0 or abs(amount) >= Decimal("0.01"):
-        return plain(amount.quantize(Decimal("0.01"), ROUND_HALF_UP))
-    places = -amount.adjusted() + 1
-    return plain(amount.quantize(Decimal(1).scaleb(-places), ROUND_HALF_UP))
 
 
 def _same_unit(one: Money, other: Money) -> Money:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-from decimal import Decimal
 from typing import Any
 
-from bridgehead import names
+from bridgehead import hourly, names
 from bridgehead.errors import UsageError
 from bridgehead.names import RunState
 from bridgehead.records import Pins, Status, duration
@@ -16,8 +15,6 @@ from run_control.money import Money
 
 STALLED_AFTER = 10  # times the usual interval between two words of progress
 STALLED_AT_LEAST_S = 120.0  # clocks of two machines may differ by so much
-_SECONDS_AN_HOUR = Decimal(3600)
-_MILLIONTH = Decimal("0.000001")
 _GOING = (RunState.RUNNING, RunState.SAVING)
 
 
@@ -45,7 +42,7 @@ def of(spec_text: str, state: str, status: Status | None, eta_s: float | None, n
     rate = money.parse(pins.rate)
     so_far = _for(rate, running_s)
     cost["so_far"] = so_far.to_json()
-    if eta_s is not None and state not in names.ENDED:
+    if eta_s is not None and eta_s <= hourly.MOST_S and state not in names.ENDED:
         to_finish = _for(rate, eta_s)
         total = so_far + to_finish
         over = bool(cap) and total > money.parse(cap)
@@ -111,5 +108,4 @@ def pins_of(spec_text: str) -> Pins | None:
 
 
 def _for(rate: Money, running_s: float) -> Money:
-    exact = rate.times(Decimal(str(round(running_s, 3))) / _SECONDS_AN_HOUR)
-    return Money(exact.amount.quantize(_MILLIONTH), exact.unit)
+    return Money(hourly.for_time(rate.amount, running_s), rate.unit)

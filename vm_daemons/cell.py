@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from bridgehead import announcement, files, names, processes, upload_text
 from bridgehead.records import duration
-from vm_daemons import address, beats, daemons, lifetime, release
+from vm_daemons import address, beats, daemons, lifetime, release, run_price
 from vm_daemons.gauges import age_s
 from vm_daemons.home import VmHome
 from vm_daemons.mounting import Remounter
@@ -163,7 +163,8 @@ def _run_lines(home: VmHome) -> list[str]:
     for folder in sorted(home.runs.iterdir()):
         if not (folder / names.MIRRORED).exists():
             try:
-                lines.append((folder / names.STATUS_LINE).read_text().strip().removesuffix(f" · {waits}"))
+                text = (folder / names.STATUS_LINE).read_text().strip().removesuffix(f" · {waits}")
+                lines.append(" · ".join(filter(None, [text, run_price.line(folder, time.time())])))
             except OSError:
                 continue  # too new to have one
     return lines

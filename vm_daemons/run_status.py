@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridgehead import checkpoints, files, names, processes
+from bridgehead import checkpoints, files, hourly, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import CheckpointLevel, RunState
 from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRecord, Status
@@ -179,8 +179,8 @@ def _eta_s(progress: list[dict[str, Any]]) -> float | None:
     done = _int(last.get(name)) - _int(first.get(name))
     took_s = _float(last.get("at")) - _float(first.get("at"))
     left = _int(last.get(total)) - _int(last.get(name))
-    if not _int(last.get(total)) or done <= 0 or took_s <= 0:
-        return None
+    if not _int(last.get(total)) or done <= 0 or took_s <= 0 or left / done > hourly.MOST_S / took_s:
+        return None  # a total that would take centuries is a word for "no end", and would not fit a float either
     return round(max(0, left) * took_s / done, 1)
 
 
@@ -276,7 +276,8 @@ def _metrics(value: object) -> dict[str, float]:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """One that fits a float: a stage in any language may write four hundred digits."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _int(value: object) -> int:

@@ -22,8 +22,8 @@ from typing import Any
 
 from bridgehead import announcement, files, names, processes
 from bridgehead.errors import BridgeheadError, PairingError, TransferError, UsageError
-from bridgehead.records import Heartbeat, RunRecord, Status
-from vm_daemons import address, beats, daemons, export_trial, key_rotation, lifetime, run_meter
+from bridgehead.records import Heartbeat, Pins, RunRecord, Status
+from vm_daemons import address, beats, daemons, export_trial, key_rotation, lifetime, run_meter, run_price
 from vm_daemons.address import Patience
 from vm_daemons.artefacts import Artefacts
 from vm_daemons.client import Backoff, BridgeClient
@@ -270,11 +270,11 @@ class StatusDaemon:
 
     def _beat(self) -> Heartbeat:
         record = self._home.record()
-        statuses = [mirror.status for mirror in list(self._runs.values()) if mirror.status is not None]
+        now, mirrors = time.time(), list(self._runs.values())
         return Heartbeat(
             vm_id=self._client.vm_id,
             boot_id=processes.boot_id(),
-            at=time.time(),
+            at=now,
             ship_sha256=str(record.get("ship_sha256", "")),
             started=float(record.get("started", 0.0)),
             hostname=socket.gethostname(),
@@ -284,7 +284,7 @@ class StatusDaemon:
             lifetime=lifetime.snapshot(self._home),
             address_seq=self._home.pairing().seq,
             address_note=str(self._addresses.note or self._store.record.get("address_note") or ""),
-            runs=[_in_beat(item) for item in statuses],
+            runs=[_in_beat(one.status, one.record.spec.pins, now) for one in mirrors if one.status is not None],
             uploads=self._pace.told(),
             export_trial=export_trial.told(self._home),
             **self._gauges.snapshot(),
@@ -310,10 +310,14 @@ class StatusDaemon:
                 mirror.abandoned = True
 
 
-def _in_beat(status: Status) -> dict[str, Any]:
-    """A run as a heartbeat tells it. `running_s`: what it has been running, over all attempts; what a cap counts."""
-    running_s = run_meter.running_s(status, time.time())
-    return {"run_id": status.run_id, "state": str(status.state), "attempt": status.attempt, "running_s": running_s}
+def _in_beat(status: Status, pins: Pins, now: float) -> dict[str, Any]:
+    """A run as a heartbeat tells it. `running_s`: what it has been running, over all attempts; what a cap counts.
+
+    `cost` is left out for a run that has no price.
+    """
+    running_s, cost = run_meter.running_s(status, now), run_price.told(pins, status, now)
+    run = {"run_id": status.run_id, "state": str(status.state), "attempt": status.attempt, "running_s": running_s}
+    return run | ({"cost": cost} if cost else {})
 
 
 def read_revoked(home: VmHome) -> list[dict[str, Any]]:

@@ -48,7 +48,10 @@ SAMPLES: dict[str, Record] = {
     "heartbeat": Heartbeat(
         "vm-3fa9c1", "boot", 1796011344.5, "ab" * 32, 1796011000.0, "host", "3.13.1", 2, 0.5, 10, 5, 100, 50,
         [{"name": "T4", "memory_total_mb": 15360, "memory_used_mb": 100, "use": 0.5}], {"ok": True}, 12.0,
-        [{"run_id": "pretrain-0001-5f5f5f", "state": "running", "attempt": 1}],
+        [{
+            "run_id": "pretrain-0001-5f5f5f", "state": "running", "attempt": 1, "running_s": 1800,
+            "cost": {"rate": "1.07 CU", "so_far": "0.535 CU", "to_finish": "1.07 CU", "cap_left_s": 9000.0},
+        }],
     ),
 }  # fmt: skip
 

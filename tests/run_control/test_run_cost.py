@@ -34,6 +34,14 @@ def test_so_far_is_the_time_that_it_ran_and_not_that_it_waited() -> None:
     assert _cost(PINS, started=0.0)["so_far"] == "0 CU"  # it is still in the queue
 
 
+@pytest.mark.parametrize("absurd_s", [1e11, 1e30, 1e300])
+def test_an_absurd_time_is_no_eta_and_nothing_breaks(absurd_s: float) -> None:
+    cost = _cost(PINS, eta_s=absurd_s, started=NOW - HOUR_S)
+    assert (cost["so_far"], cost["to_finish"], cost["total"]) == ("2 CU", None, None)
+    ran = _cost(PINS, started=1.0, ended=absurd_s)
+    assert run_cost.in_words(ran, ended=False) == "5555555.56 CU"
+
+
 def test_a_run_that_will_pass_its_cap_is_told_while_it_runs() -> None:
     cost = _cost(PINS, eta_s=4 * HOUR_S, started=NOW - HOUR_S)
     assert cost["over_cap"] and "over its cap of 8 CU" in run_cost.in_words(cost, ended=False)

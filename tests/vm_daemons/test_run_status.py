@@ -120,6 +120,12 @@ def test_no_eta_from_one_point(run_dir: Path) -> None:
     assert compose(run_dir, {}, NOW).eta_s is None
 
 
+@pytest.mark.parametrize("total", [10**15, 1e30, 1e308, 10**400])
+def test_no_eta_of_centuries(run_dir: Path, total: float) -> None:
+    _events(run_dir, *({**_step(step, at), "total_steps": total} for step, at in ((10, 100.0), (30, 140.0))))
+    assert compose(run_dir, {}, NOW).eta_s is None
+
+
 def test_an_exit_record_decides(run_dir: Path) -> None:
     _events(run_dir, _step(10, 1.0), _step(20, 2.0))
     end_run(run_dir, RunState.FAILED, message="exit code 3")
