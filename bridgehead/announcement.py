@@ -7,7 +7,6 @@ old one can't be replayed. A pairing code holds a number too: of the two the hig
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from bridgehead import names, signing
 from bridgehead.errors import PairingError
 from bridgehead.pairing import Pairing, is_usable_url
+from bridgehead.records import is_number
 
 KIND: Final = "address"
 MAX_BYTES: Final = 4096  # of one as it lies in the store
@@ -52,7 +52,7 @@ def read(body: object) -> Announcement:
         raise PairingError("an address without project or number")
     if not isinstance(url, str) or not is_usable_url(url):
         raise PairingError("an address that is no usable one")
-    moment = float(at) if isinstance(at, int | float) and math.isfinite(at) else 0.0
+    moment = float(at) if is_number(at) else 0.0
     return Announcement(project, url, seq, moment)
 
 

@@ -8,10 +8,11 @@ Times are seconds since 1970 (UTC), sizes are bytes.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from bridgehead import names
 from bridgehead.errors import UsageError
@@ -298,6 +299,11 @@ class Heartbeat(Record):
     address_seq: int = 0  # the number of the bridge's address that it follows; a newer one comes with the hints
     address_note: str = ""  # of an announcement that it refused, and why
     export_trial: dict[str, Any] = field(default_factory=dict)  # of one that failed here: what, hint, at
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """A finite one that fits a float: whoever writes JSON by hand may write four hundred digits, or NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bridgehead import names
+from bridgehead.records import is_number
 
 WARM_UP_STEPS: Final = 20  # fewer when there are few: a twentieth of them, at least 1
 SMOOTHING_S: Final = 120.0  # the newest two minutes weigh most
@@ -135,5 +136,4 @@ def _tail(path: Path) -> list[bytes]:
 
 
 def _number(value: object) -> float:
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if usable and isinstance(value, int | float) else 0.0
+    return float(value) if is_number(value) else 0.0

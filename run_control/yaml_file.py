@@ -6,7 +6,6 @@ no text, which has spoilt many a config.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 
 from bridgehead import files
 from bridgehead.errors import NotFoundError, UsageError
+from bridgehead.records import is_number
 
 MAX_BYTES = 4 * 2**20
 DEEPEST = 20
@@ -144,7 +144,7 @@ def _doubt(text: str) -> str:
     import yaml
 
     value = _scalar(text)
-    if value is None or isinstance(value, int | float) and math.isfinite(value) and not _LEADING_ZERO.match(text):
+    if value is None or isinstance(value, bool) or is_number(value) and not _LEADING_ZERO.match(text):
         return ""
     kind = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False)).removeprefix(_TAG)
     if kind in ("int", "float") or _ODD_NUMBER.match(text):

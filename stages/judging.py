@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridgehead.errors import UsageError
+from bridgehead.records import is_number
 from stages import sampling
 
 # Resampled groups understate the spread when there are few of them (A. C. Cameron, J. B. Gelbach, D. L. Miller,
@@ -55,7 +56,7 @@ class Criterion:
 
     def __post_init__(self) -> None:
         numbers = [self.min_effect, self.margin, self.threshold or 0.0]
-        if not all(math.isfinite(number) for number in numbers):
+        if not all(is_number(number) for number in numbers):
             raise UsageError(f"criterion {self.metric}: a number of it is not finite")
         if self.min_effect < 0 or self.margin < 0:
             raise UsageError(

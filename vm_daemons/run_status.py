@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from bridgehead import checkpoints, files, hourly, names, processes
 from bridgehead.errors import UsageError
 from bridgehead.names import CheckpointLevel, RunState
-from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRecord, Status
+from bridgehead.records import CheckpointInfo, ExitRecord, ProcessRecord, RunRecord, Status, is_number
 from vm_daemons import budget, lifetime, run_meter
 
 TAIL_BYTES = 64 * 1024  # of progress.jsonl: some 300 events
@@ -272,17 +271,12 @@ def _latest(before: Status | None, progress: list[dict[str, Any]]) -> dict[str, 
 def _metrics(value: object) -> dict[str, float]:
     if not isinstance(value, dict):
         return {}
-    return {str(name): float(number) for name, number in value.items() if _is_number(number)}
-
-
-def _is_number(value: object) -> bool:
-    """One that fits a float: a stage in any language may write four hundred digits."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return {str(name): float(number) for name, number in value.items() if is_number(number)}
 
 
 def _int(value: object) -> int:
-    return int(value) if isinstance(value, int | float) and _is_number(value) else 0
+    return int(value) if is_number(value) else 0
 
 
 def _float(value: object) -> float:
-    return float(value) if isinstance(value, int | float) and _is_number(value) else 0.0
+    return float(value) if is_number(value) else 0.0

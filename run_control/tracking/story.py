@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from bridge.ledger_rows import REJECTED, CommandRow
 from bridgehead import files
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import Verb
-from bridgehead.records import StageSpec
+from bridgehead.records import StageSpec, is_number
 from run_control import pace, query, views
 from run_control.project import Project
 
@@ -145,10 +144,10 @@ def _point(event: Mapping[str, Any], told: Told) -> Point | None:
     new = {
         str(name)[:NAME_MAX]: float(value)
         for name, value in metrics.items()
-        if _number(value) and str(name).strip() and told.is_new(str(name)[:NAME_MAX], step)
+        if is_number(value) and str(name).strip() and told.is_new(str(name)[:NAME_MAX], step)
     }
     told.last.update(dict.fromkeys(new, step))
-    when = float(at) if _number(at) and isinstance(at, int | float) else 0.0
+    when = float(at) if is_number(at) else 0.0
     return Point(step, epoch, when, new) if new else None
 
 
@@ -169,11 +168,7 @@ def _part(spec: Mapping[str, Any], table: str, key: str) -> str:
 
 
 def _usable(value: object) -> bool:
-    return isinstance(value, str | bool) or _number(value)
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, str | bool) or is_number(value)
 
 
 def _whole(value: object) -> int:

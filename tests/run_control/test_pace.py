@@ -69,7 +69,12 @@ def test_a_run_of_few_epochs_has_an_eta_too() -> None:
 def test_a_pause_for_saving_counts_and_a_clock_that_goes_back_does_not_divide_by_zero() -> None:
     events = _steady(0, 0, 200, 1.0)
     made = _fed(
-        *events, _progress(200.0, 205), _progress(150.0, 210), _progress(150.0, 210), _progress(float("nan"), 215)
+        *events,
+        _progress(200.0, 205),
+        _progress(150.0, 210),
+        _progress(150.0, 210),
+        _progress(float("nan"), 215),
+        _progress(10**400, 220),
     )
     assert made.rate_per_s is not None and made.rate_per_s > 0
     json.dumps(made.eta_s, allow_nan=False)

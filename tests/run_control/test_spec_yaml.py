@@ -173,6 +173,7 @@ MISTAKES = {  # what stands in place of what, the beginning of the message, a pa
     "a leading zero": ("4", "010", "x.yaml:6: 010: no finite decimal", "quotes"),
     "hexadecimal": ("4", "0x1f", "x.yaml:6: 0x1f: no finite decimal", "quotes"),
     "an underscore": ("4", "1_000", "x.yaml:6: 1_000: no finite decimal", "quotes"),
+    "a number that fits no float": ("4", "1" * 400, "x.yaml:6: 1+: no finite decimal", "quotes"),
     "a number without end": ("4", "1" * 5000, "x.yaml:6: 1+: no finite decimal", "quotes"),
     "a date": ("4", "2026-01-01", "x.yaml:6: 2026-01-01: a date is text", "quotes"),
     "yes": ("4", "yes", "x.yaml:6: yes: .*true or false to some readers", "else true or false"),

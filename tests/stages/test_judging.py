@@ -160,6 +160,7 @@ def test_items_without_groups_are_groups_of_their_own_and_quick() -> None:
         ({"min_effect": -0.1}, "can't be negative"),
         ({"min_effect": 0.1, "margin": 0.1}, "give one"),
         ({"threshold": float("nan")}, "not finite"),
+        ({"threshold": 10**400}, "not finite"),
     ],
 )
 def test_a_criterion_that_can_not_be_meant(values: dict[str, float], message: str) -> None:
