@@ -92,8 +92,8 @@ def plan_of(project: Project, order: Order) -> Plan:
 
 
 def check(project: Project, order: Order) -> None:
-    """Raises the plan's refusal where the project says anything by which a run may be refused."""
-    if not order.stage or not launching.has_settings(project_file.load_whole(project.root)):
+    """Raises the plan's refusal where there is anything by which a run may be refused."""
+    if not order.stage or not launching.may_refuse(project, project_file.load_whole(project.root)):
         return
     refusal = plan_of(project, order).refusal
     if refusal is not None:

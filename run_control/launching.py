@@ -14,7 +14,7 @@ from bridgehead.errors import BridgeheadError, UsageError
 from bridgehead.names import RunState
 from bridgehead.queue_lines import ALLOW_KEY, RESUME_KEY, SPEC_KEY, UNPRICED_KEY, Verb, nearest, parse_overrides
 from bridgehead.records import StageSpec
-from run_control import pinning, plan, project_file, queue_writer
+from run_control import paid_vms, pinning, plan, project_file, queue_writer
 from run_control.plan import Plan
 from run_control.project import Project
 from run_control.project_file import Whole
@@ -79,10 +79,11 @@ def line_of_spec(
     return queue_writer.run_line(made.stage.name, [f"{SPEC_KEY}={made.spec.id[: pinning.ID_CHARACTERS]}"], vm)
 
 
-def has_settings(whole: Whole) -> bool:
-    """Whether the project says anything by which a run may be refused before it is queued."""
+def may_refuse(project: Project, whole: Whole) -> bool:
+    """Whether there is anything by which a run may be refused before it is queued."""
     return (
         bool(whole.data)
+        or bool(paid_vms.elsewhere(project.root))
         or whole.money.terms().stated
         or any(limit.max_total or limit.max_price_per_hour or limit.max_hours for limit in whole.limits.values())
     )

@@ -14,7 +14,7 @@ from bridge.project import Pinned, PinRequest, PinRun
 from bridgehead import files, names
 from bridgehead.errors import BridgeheadError, NotFoundError, UsageError
 from bridgehead.queue_lines import nearest
-from run_control import code_pin, live_rate, plan, run_spec
+from run_control import code_pin, live_rate, paid_vms, plan, run_spec
 from run_control.project_file import Whole
 from run_control.run_spec import Code, RunSpec
 
@@ -32,12 +32,14 @@ def prepare(root: Path, whole: Whole, shipped_sha256: str = "") -> PinRun:
     own = _own_code(root, whole)
     shipped = Code(sha256=shipped_sha256, shipped=True) if shipped_sha256 else None
     _ask_rates(root, whole)
+    elsewhere = paid_vms.elsewhere(root)
 
     def pin(request: PinRequest) -> Pinned:
         try:
             stored = load(root, request.spec_id) if request.spec_id else None
             wanted = stored.spec if stored is not None else None
-            spec = plan.make(root, whole, request, wanted=wanted, own_code=own, shipped=shipped).pinned()
+            made = plan.make(root, whole, request, wanted=wanted, own_code=own, shipped=shipped, elsewhere=elsewhere)
+            spec = made.pinned()
             if stored is not None:
                 spec = dataclasses.replace(spec, pins=dataclasses.replace(spec.pins, image=stored.image))
         except UsageError:

@@ -16,7 +16,7 @@ from bridge.project import PinRequest
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.records import Pins, StageSpec, duration
-from run_control import code_pin, config_keys, data_pin, history, live_rate, money, pricing, run_spec
+from run_control import code_pin, config_keys, data_pin, history, live_rate, money, paid_vms, pricing, run_spec
 from run_control.checks import PASS, REFUSE, WARN, Check
 from run_control.history import Before
 from run_control.money import Money, Unpriced
@@ -31,6 +31,10 @@ _POOL_WHY = (
 )
 _POOL_HINT = "nothing to do; an exact seglearn==… in [vm] requirements keeps the recordings the same"
 _UNTIL_CAP = "until its cap stops it"
+_SAY_WHERE = (
+    'under [money], provider = "colab" and gpu = "T4" (provider = "local" where nobody is billed);'
+    ' or --unpriced "why" starts it all the same'
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Plan:
     budget_s: float = 0.0  # of running; 0: no cap
     stored_gb: float = 0.0  # of all checkpoints that are kept; 0: not known
     unpriced_why: str = ""
-    says_money: bool = False  # the project says where it pays, or how much
+    says_money: bool = False  # the project says where it pays, or how much; or a VM is alive that may be paid for
     exact: bool = False
     exports: bool = False
     checks: list[Check] = field(default_factory=list)
@@ -94,12 +98,13 @@ def make(
     wanted: RunSpec | None = None,
     own_code: Callable[[], Code] | None = None,
     shipped: Code | None = None,
+    elsewhere: str | None = None,
     today: datetime.date | None = None,
 ) -> Plan:
     """The plan of one run: line. `wanted`: the stored spec that the line names, which the run has to be exactly.
 
-    `own_code`, `shipped`: what code_pin gives, where it was asked before. Never raises for what stands against the
-    run: that is a check of the plan.
+    `own_code`, `shipped`, `elsewhere`: what code_pin and paid_vms give, where they were asked before. Never raises
+    for what stands against the run: that is a check of the plan.
     """
     stage = request.spec if wanted is None else stage_of(wanted, request.spec)
     limits = whole.limits.get(stage.name, StageLimits())
@@ -110,11 +115,12 @@ def make(
     unpriced = request.unpriced or (wanted.resources.unpriced if wanted is not None else "")
     earlier = history.before(root / names.IN_FOLDER, stage.name)
     terms, estimate, volume = Terms(), None, Volume()
+    elsewhere = paid_vms.elsewhere(root) if elsewhere is None else elsewhere
     try:
         terms = _terms(whole, limits, wanted)
         volume = _volume(whole, stage, limits, terms, earlier)
         estimate = _estimate(root, stage, limits, terms, earlier, volume, today or datetime.date.today())  # noqa: DTZ011
-        checks += price_checks(terms, estimate, unpriced)
+        checks += price_checks(terms, estimate, unpriced, elsewhere)
     except UsageError as error:
         checks.append(Check("price", REFUSE, error.message, error.hint))
     spec = None
@@ -128,19 +134,22 @@ def make(
         budget_s=_budget_s(terms, estimate),
         stored_gb=volume.stored_gb or 0.0,
         unpriced_why=unpriced,
-        says_money=terms.stated,
+        says_money=terms.stated or bool(elsewhere),
         exact=wanted is not None,
         exports=_exports_later(whole.view.stages, stage.name),
         checks=checks,
     )
 
 
-def price_checks(terms: Terms, estimate: Estimate, unpriced: str) -> list[Check]:
-    """Whether the price is known, and under every cap. Raises UsageError when two units meet."""
+def price_checks(terms: Terms, estimate: Estimate, unpriced: str, elsewhere: str = "") -> list[Check]:
+    """Whether the price is known, and under every cap. Raises UsageError when two units meet.
+
+    `elsewhere`: a VM that is not this machine, for which a project has to say something about money.
+    """
     rate, total = estimate.quote.price, estimate.total
     checks = []
     if isinstance(total, Unpriced):
-        checks.append(_unpriced_check(terms, total, unpriced))
+        checks.append(_unpriced_check(terms, total, unpriced, elsewhere))
     else:
         stale = estimate.quote.stale
         text = f"{total} for {estimate.hours:.2f} h ({estimate.hours_from}) at {rate} an hour"
@@ -186,10 +195,14 @@ def stage_of(wanted: RunSpec, now: StageSpec) -> StageSpec:
 def _config_checks(stage: StageSpec) -> list[Check]:
     """None where its keys are right, or the affair of the user's own command."""
     wrong = config_keys.misspelt(stage.command, stage.config)
-    if wrong is None:
-        return []
-    key, hint = wrong
-    return [Check("config", REFUSE, f"stage {stage.name} has no key {key!r}", hint)]
+    if wrong is not None:
+        key, hint = wrong
+        return [Check("config", REFUSE, f"stage {stage.name} has no key {key!r}", hint)]
+    mistyped = config_keys.mistyped(stage.command, stage.config)
+    if mistyped is not None:
+        key, what = mistyped
+        return [Check("config", REFUSE, f"{key} of stage {stage.name}: {what}", "give it a value of that kind")]
+    return []
 
 
 def _code(ask: Callable[[], Code], checks: list[Check]) -> Code | None:
@@ -282,9 +295,14 @@ def _hours(limits: StageLimits, terms: Terms, earlier: Before, quote: Quote) -> 
     return (float(capped), _UNTIL_CAP) if capped is not None else (None, "")
 
 
-def _unpriced_check(terms: Terms, total: Unpriced, unpriced: str) -> Check:
+def _unpriced_check(terms: Terms, total: Unpriced, unpriced: str, elsewhere: str) -> Check:
+    unasked = bool(elsewhere) and not terms.stated
+    if unasked:
+        total = Unpriced(f"{total.reason}, and {elsewhere} is not this machine")
     if unpriced:
         return Check("price", WARN, f"{total}; started all the same: {unpriced}")
+    if unasked:
+        return Check("price", REFUSE, str(total), _SAY_WHERE)
     if not terms.stated or total.settled:
         return Check("price", PASS, str(total))
     return Check("price", REFUSE, str(total), '--unpriced "why" starts it all the same')

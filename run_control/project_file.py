@@ -416,14 +416,16 @@ def _check_stages(file_name: str, text: str, stages: dict[str, _Stage]) -> None:
 
 
 def _check_configs(file_name: str, text: str, stages: dict[str, _Stage]) -> None:
-    """The keys of the shipped stages, which the VM would refuse only once the run starts there."""
+    """Of the shipped stages, what the VM would refuse only once the run starts there."""
     for name, stage in stages.items():
-        wrong = config_keys.misspelt(stage.command, stage.config)
-        if wrong is None:
-            continue
-        key, hint = wrong
-        line = toml_lines.line_of(text, ["stages", name, "config", key])
         shipped = stage.command.removeprefix(names.SHIPPED_COMMAND_PREFIX)
-        raise ProjectError(
-            f"{file_name}:{line}: stages.{name}.config.{key}: unknown key of the shipped stage {shipped}", hint=hint
-        )
+        wrong = config_keys.misspelt(stage.command, stage.config)
+        if wrong is not None:
+            key, why, hint = wrong[0], f"unknown key of the shipped stage {shipped}", wrong[1]
+        else:
+            mistyped = config_keys.mistyped(stage.command, stage.config)
+            if mistyped is None:
+                continue
+            key, why, hint = *mistyped, "give it a value of that kind"
+        line = toml_lines.line_of(text, ["stages", name, "config", key])
+        raise ProjectError(f"{file_name}:{line}: stages.{name}.config.{key}: {why}", hint=hint)

@@ -79,7 +79,17 @@ def is_meant(word: str) -> bool:
 
 def read(path: Path) -> SpecFile:
     """Raises UsageError with file, line, key and the nearest name."""
-    return _read(path)[0]
+    return parsed(path)[0]
+
+
+def parsed(path: Path) -> tuple[SpecFile, SpecText]:
+    """The same, and the text with its lines."""
+    text = spec_text.read(path, example=_EXAMPLES["stage"])
+    _check_version(text)
+    try:
+        return SpecFile.model_validate(text.data), text
+    except ValidationError as error:
+        raise _mistake(text, error) from None
 
 
 def line_of_file(project: Project, path: Path, *, keep: bool, unpriced: str = "", vm: str = "") -> tuple[str, Plan]:
@@ -100,19 +110,10 @@ def plan_of(project: Project, whole: Whole, path: Path, *, unpriced: str = "") -
     return _plan_of(project, whole, path, {}, unpriced)
 
 
-def _read(path: Path) -> tuple[SpecFile, SpecText]:
-    text = spec_text.read(path, example=_EXAMPLES["stage"])
-    _check_version(text)
-    try:
-        return SpecFile.model_validate(text.data), text
-    except ValidationError as error:
-        raise _mistake(text, error) from None
-
-
 def _plan_of(project: Project, whole: Whole, path: Path, known: dict[Path, Plan], unpriced: str = "") -> Plan:
     if path in known:
         return known[path]
-    found, text = _read(path)
+    found, text = parsed(path)
     if found.stage not in whole.view.stages:
         raise UsageError(
             f"{text.where(['stage'])}: no stage {found.stage!r}", hint=nearest(found.stage, whole.view.stages)

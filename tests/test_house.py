@@ -42,7 +42,14 @@ THIRD_PARTY = {
 # One file may import what its package may not.
 ALSO = {
     "stages/export.py": {"export"},
-    "run_control": {"export.bundle", "export.signature", "vm_daemons.storage", "stages.cells", "stages.judging"},
+    "run_control": {
+        "export.bundle",
+        "export.signature",
+        "vm_daemons.storage",
+        "stages.cells",
+        "stages.config",
+        "stages.judging",
+    },
     "bridgehead/torch_state.py": {"torch", "numpy"},
     "bridgehead/image.py": {"torch"},
 }

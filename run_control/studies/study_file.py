@@ -1,4 +1,7 @@
-"""study.yaml: the question, the arms, what is measured, when to stop. Known by the hash of what it says."""
+"""study.yaml: the question, the arms, what is measured, when to stop. Known by the hash of what it says.
+
+That of the spec files that its arms name included.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.queue_lines import nearest
 from run_control import money, queue_writer, run_spec, yaml_file
 from run_control.project import Project
+from run_control.studies import arm_files
 
 FOLDER = "studies"
 STUDY, TRACKER, ANALYSIS, PLOT, DECISION = "study.yaml", "tracker.yaml", "analysis.md", "analysis.svg", "decision.yaml"
@@ -175,10 +179,23 @@ def load(folder: Path) -> Study:
         what = "the file is empty" if data is None else "not a table of keys"
         hint = f"{_EXAMPLES['question']}; bridgehead study new NAME writes a whole one to begin with"
         raise UsageError(f"{STUDY}:1: {what}", hint=hint)
+    _read_arms(folder, data.get("arms"), lines)
     try:
         return Study.model_validate(data)
     except ValidationError as error:
         raise _mistake(error, lines) from None
+
+
+def _read_arms(folder: Path, arms: object, lines: yaml_file.Lines) -> None:
+    """Put what their spec files say in the place of the files' names."""
+    if not isinstance(arms, dict):
+        return
+    for name, arm in arms.items():
+        try:
+            arms[name] = arm_files.expanded(folder, arm)
+        except UsageError as error:
+            where = f"{STUDY}:{yaml_file.line_of(lines, ['arms', str(name)])}: arms.{name}"
+            raise UsageError(f"{where}: {error.message}", hint=error.hint) from None
 
 
 def cells(study: Study) -> list[Cell]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,8 @@ from bridge.project import PinRequest, ProjectView
 from bridgehead import files, names
 from bridgehead.errors import UsageError
 from bridgehead.names import RunState
-from bridgehead.records import ExitRecord, StageSpec
-from run_control import launching, pinning, plan, project_file
+from bridgehead.records import ExitRecord, Heartbeat, StageSpec
+from run_control import commands, config_keys, launching, paid_vms, pinning, plan, project_file
 from run_control.checks import PASS, REFUSE, WARN
 from run_control.money import Unpriced
 from run_control.plan import Plan
@@ -70,6 +72,58 @@ def test_a_project_that_says_nothing_about_money_starts_as_ever(tmp_path: Path) 
     pins = made.pinned().pins
     assert (pins.rate, pins.unpriced, pins.budget_s) == ("", "", 0.0)
     assert made.spec is not None and pins.spec_id == made.spec.id and made.spec.seeds == {"seed": 7}
+
+
+def _vm(project: Project, **told: Any) -> None:
+    """A VM that is alive, and what its heartbeat tells."""
+    project.make_private()
+    ledger = Ledger(project.ledger)
+    try:
+        ledger.heartbeat(Heartbeat("vm-3fa9c1", "boot", time.time(), **told))
+    finally:
+        ledger.close()
+
+
+def test_without_a_word_about_money_nothing_starts_on_a_vm_that_is_not_this_machine(tmp_path: Path) -> None:
+    project = _project(tmp_path)
+    _vm(project, hostname="5c1f", gpus=[{"name": "Tesla T4"}])
+    made = _plan(project)
+    assert made.refusal is not None and "vm-3fa9c1 (Tesla T4) is not this machine" in made.refusal.message
+    assert 'provider = "colab"' in made.refusal.hint and '--unpriced "why"' in made.refusal.hint
+    with pytest.raises(UsageError, match="names no provider"):
+        commands.check(project, commands.order_run(project, "train", []))
+    ledger = Ledger(project.ledger)
+    try:
+        lines = [(1, "run:train"), (2, "run:train unpriced=the%20lab%20pays")]
+        hand_written, told = ledger.take(lines, _pinned_view(project))
+        spec = ledger.spec_of(told.run_id)
+    finally:
+        ledger.close()
+    assert hand_written.state == "rejected" and "is not this machine" in hand_written.reason
+    assert spec is not None and "names no provider" in spec.pins.unpriced
+    for stated in (COLAB, '[money]\nprovider = "local"\n'):
+        assert _plan(_project(tmp_path, stated, "expected_hours = 1")).refusal is None
+
+
+@pytest.mark.parametrize(
+    "told", [{"hostname": socket.gethostname()}, {}, {"hostname": socket.gethostname(), "gpus": [{"name": 5}]}]
+)
+def test_a_vm_of_this_machine_is_nobodys_bill(tmp_path: Path, told: dict[str, Any]) -> None:
+    project = _project(tmp_path)
+    _vm(project, **told)
+    assert _plan(project).refusal is None
+
+
+def test_a_vm_that_is_gone_bills_nobody_and_one_without_a_gpu_is_named_alone(tmp_path: Path) -> None:
+    project = _project(tmp_path)
+    _vm(project, hostname="5c1f", gpus=[{}])
+    assert paid_vms.elsewhere(tmp_path) == "vm-3fa9c1"
+    ledger = Ledger(project.ledger)
+    try:
+        ledger.mark_vm_gone("vm-3fa9c1", "told so")
+    finally:
+        ledger.close()
+    assert _plan(project).refusal is None
 
 
 def test_the_price_is_rate_times_expected_hours(tmp_path: Path) -> None:
@@ -304,6 +358,37 @@ def test_a_misspelt_key_of_a_shipped_stage_is_refused_before_a_vm_sees_it(tmp_pa
     with contextlib.closing(Ledger(project.ledger)) as ledger:
         [row] = ledger.take([(1, "run:train epoch=3")], _pinned_view(project))
         assert row.state == "rejected" and "epoch" in row.reason
+
+
+@pytest.mark.parametrize(
+    ("stage", "word", "told"),
+    [
+        ("pretrain", "epochs=ten", "epochs of stage train: 'ten' is not int"),
+        ("pretrain", "epochs=true", "epochs of stage train: True is not int"),
+        ("pretrain", "learning_rate=fast", "learning_rate of stage train: 'fast' is not float"),
+        ("pretrain", "clips=1.5", "clips of stage train: 1.5 is not int | str"),
+        ("finetune", "label_subjects=3", "label_subjects of stage train: 3 is not a list of integers"),
+        ("finetune", 'label_subjects=["3"]', "label_subjects of stage train: ['3'] is not a list of integers"),
+        ("gate", "criteria=[1]", "criteria of stage train: [1] is not a list of tables"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused_before_a_vm_sees_it(
+    stage: str, word: str, told: str, tmp_path: Path
+) -> None:
+    head = f'[project]\nname = "watch"\n[stages.train]\ncommand = "bridgehead:{stage}"\n'
+    project = _project(tmp_path, text=head + "{money}{stage}")
+    key, _, value = word.partition("=")
+    made = _plan(project, **{key: value})
+    assert made.refusal is not None and made.refusal.message == f"config: {told}"
+    (tmp_path / names.PROJECT_FILE).write_text(head + "[stages.train.config]\nthreads = 1.5\n")
+    with pytest.raises(UsageError, match=r"bridgehead.toml:6: stages.train.config.threads: 1.5 is not int"):
+        project_file.load(tmp_path)
+
+
+@pytest.mark.parametrize("stage", names.SHIPPED_STAGES)
+def test_every_kind_of_a_shipped_stages_config_can_be_read_without_torch(stage: str) -> None:
+    for key in config_keys.of_shipped(f"{names.SHIPPED_COMMAND_PREFIX}{stage}"):
+        assert config_keys.mistyped(f"{names.SHIPPED_COMMAND_PREFIX}{stage}", {key: object()}) is not None, key
 
 
 def test_a_command_of_ones_own_may_be_given_any_key(tmp_path: Path) -> None:

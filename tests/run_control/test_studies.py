@@ -40,6 +40,16 @@ parallel: 2
 GOOD = {"plain": 0.7, "lp-ft": 0.8, "probe": 0.5}
 
 
+FILES = {
+    "plain.toml": 'stage = "finetune"\ntags = ["first"]\n\n[config]\nmethod = "plain"\n',
+    "lp-ft.yaml": "stage: finetune\nconfig: {method: lp-ft}\n",
+    "gate.yml": "version: 1\nstage: gate\nconfig: {min_effect: 0.03}\n",
+}
+OF_FILES = STUDY.replace("{finetune: {method: plain}}", "plain.toml").replace(
+    "{finetune: {method: lp-ft}}", "[lp-ft.yaml, gate.yml]"
+)
+
+
 class Bench:
     """Plays bridge and VM: takes what stands in queue.txt, and lets runs end with results."""
 
@@ -493,3 +503,79 @@ def test_an_arm_whose_results_can_t_be_compared_fails_before_the_others_are_paid
                 bench.seeded.finish(row.run_id, RunState.DONE)
     failed = [cell for cell in bench.round().cells if cell.state == tracking.FAILED]
     assert failed and all("holds no cells; a gate writes them" in cell.why for cell in failed)
+
+
+# --- arms that are spec files ---------------------------------------------------------------------------------
+
+
+def _write(bench: Bench, text: str = OF_FILES, **changed: str) -> None:
+    bench.write(text)
+    for name, content in {**FILES, **changed}.items():
+        (bench.folder / name).write_text(content)
+
+
+def test_an_arm_may_be_spec_files_and_runs_as_if_it_were_written_out(bench: Bench) -> None:
+    _write(bench)
+    study = study_file.load(bench.folder)
+    written_out = OF_FILES.replace("plain.toml", "{finetune: {method: plain}}").replace(
+        "[lp-ft.yaml, gate.yml]", "{finetune: {method: lp-ft}, gate: {min_effect: 0.03}}"
+    )
+    bench.write(written_out)
+    assert study == study_file.load(bench.folder) and study.sha256 == study_file.load(bench.folder).sha256
+    config = study_file.cells(study)[1].config
+    assert study_file.lines_of(config) == ["run:finetune method=lp-ft seed=0", "run:gate min_effect=0.03"]
+
+
+def test_a_spec_file_that_changes_is_an_edited_study(bench: Bench) -> None:
+    _write(bench)
+    before = study_file.load(bench.folder).sha256
+    (bench.folder / "plain.toml").write_text("# a word of mine\n" + FILES["plain.toml"])
+    assert study_file.load(bench.folder).sha256 == before
+    (bench.folder / "plain.toml").write_text(FILES["plain.toml"].replace('"plain"', '"probe2"'))
+    assert study_file.load(bench.folder).sha256 != before
+
+
+def test_why_a_spec_file_may_have_no_price_and_where_it_begins_go_into_the_line(bench: Bench) -> None:
+    more = 'resume = "finetune-0002-abcdef"\n' + FILES["plain.toml"] + '[resources]\nunpriced = "the lab  pays"\n'
+    _write(bench, **{"plain.toml": more})
+    line = study_file.lines_of(study_file.cells(study_file.load(bench.folder))[0].config)[0]
+    assert line == "run:finetune method=plain resume=finetune-0002-abcdef unpriced=the%20lab%20pays seed=0"
+
+
+CAPPED = '[resources]\nmax_total = "3 CU"\n'
+WRONG_FILES = {
+    "a cap": ({"plain.toml": FILES["plain.toml"] + CAPPED}, r"plain.toml:7: resources.max_total: all arms"),
+    "data": ({"lp-ft.yaml": FILES["lp-ft.yaml"] + "data: clips\n"}, r"lp-ft.yaml:3: data: all arms"),
+    "parents": ({"lp-ft.yaml": FILES["lp-ft.yaml"] + "parents: [base.toml]\n"}, r"lp-ft.yaml:3: parents: all arms"),
+    "a misspelt key": ({"lp-ft.yaml": "stage: finetune\nconfg: {}\n"}, r"lp-ft.yaml:2: confg: unknown key"),
+    "an empty file": ({"gate.yml": ""}, r"gate.yml:1: the file is empty"),
+    "one stage twice": ({"gate.yml": FILES["lp-ft.yaml"]}, r"two spec files of stage finetune"),
+    "a stage of no study": ({"plain.toml": 'stage = "export"\n'}, r"study.yaml:7: arms.plain.export: 'export' is none"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_FILES)
+def test_a_spec_file_that_is_no_arm_is_told_with_file_and_line(case: str, bench: Bench) -> None:
+    changed, message = WRONG_FILES[case]
+    _write(bench, **changed)
+    with pytest.raises(UsageError, match=message) as caught:
+        study_file.load(bench.folder)
+    assert caught.value.hint and caught.value.message.startswith("study.yaml:")
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [("nowhere.toml", "no spec file"), ("plain", "no spec file's name")]
+    + [(neither, "arms.plain") for neither in ("[]", "[1]", "5", "[plain.toml, 5]")],
+)
+def test_an_arm_that_is_neither_config_nor_spec_file(arm: str, message: str, bench: Bench) -> None:
+    _write(bench, OF_FILES.replace("plain: plain.toml", f"plain: {arm}"))
+    with pytest.raises(UsageError, match=message) as caught:
+        study_file.load(bench.folder)
+    assert caught.value.message.startswith("study.yaml:7: ")
+
+
+def test_a_study_of_spec_files_runs_through(bench: Bench) -> None:
+    _write(bench, **{"gate.yml": "stage: gate\nconfig: {}\n"})
+    tracking.plan(bench.folder, study_file.load(bench.folder))
+    assert bench.to_the_end().state == tracking.DONE
