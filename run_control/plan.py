@@ -31,9 +31,9 @@ _POOL_WHY = (
 )
 _POOL_HINT = "nothing to do; an exact seglearn==… in [vm] requirements keeps the recordings the same"
 _UNTIL_CAP = "until its cap stops it"
+_ANYWAY = '--unpriced "why" starts it all the same; in a line or in the panel, unpriced=why'
 _SAY_WHERE = (
-    'under [money], provider = "colab" and gpu = "T4" (provider = "local" where nobody is billed);'
-    ' or --unpriced "why" starts it all the same'
+    f'under [money], provider = "colab" and gpu = "T4", or provider = "local" where nobody is billed; {_ANYWAY}'
 )
 
 
@@ -305,7 +305,7 @@ def _unpriced_check(terms: Terms, total: Unpriced, unpriced: str, elsewhere: str
         return Check("price", REFUSE, str(total), _SAY_WHERE)
     if not terms.stated or total.settled:
         return Check("price", PASS, str(total))
-    return Check("price", REFUSE, str(total), '--unpriced "why" starts it all the same')
+    return Check("price", REFUSE, str(total), _ANYWAY)
 
 
 def _spec(
