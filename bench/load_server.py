@@ -20,6 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
+from bridge import own_process
 from bridge.project import ProjectView
 from bridge.server import Bridge, BridgeSettings
 from bridgehead import names
@@ -68,6 +69,7 @@ async def _bridge(root: Path, vms: int) -> dict[str, Any]:
     project = ProjectView("load", {STAGE: StageSpec(STAGE, "true")}, payload_include=["payload/**"])
     bridge = Bridge(BridgeSettings(root=root, load_project=lambda: project, port=0))
     await bridge.start()
+    own_process.make_prompt()
     rows = bridge.ledger.take([(1 + n, f"@{vm_name(n)} run:{STAGE}") for n in range(vms)], project)
     for number in range(vms):
         bridge.ledger.deliver(vm_name(number), 0)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bridge import tunnels
+from bridge import own_process, tunnels
 from bridge.front_door import FrontDoor, Standing, Times
 from bridge.probe import SETTLE_S, Probe
 from bridge.server import Bridge, BridgeSettings
@@ -148,6 +148,7 @@ async def _serve(project: Project, port: int, spec: TunnelSpec, record: _Record)
     # A tunnel that comes back under another name says so from a thread of its own.
     tunnel = tunnels.make(spec, on_new_url=lambda url: _call_on(loop, door.moved, url))
     await bridge.start()
+    own_process.make_prompt()
     announcer = announce.announcer(project, bridge)
     teller = Notifier(project)
     teller.start()
