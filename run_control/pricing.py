@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from bridgehead import names
 from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import nearest
-from run_control import money
+from run_control import money, plain_file
 from run_control.money import Money, Price, Unpriced
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ def _own_rows(path: Path) -> list[Row]:
     if path.is_dir():
         raise ProjectError(f"{path.name} is a folder, and no table of prices", hint="give that folder another name")
     try:
+        plain_file.size_bytes(path)
         rows = read_rows(path.read_text(encoding="utf-8-sig"), path.name)
     except (OSError, UnicodeDecodeError) as error:
         raise ProjectError(f"{path.name} can't be read: {error}", hint="save it as UTF-8") from None

@@ -17,7 +17,7 @@ from bridgehead import names
 from bridgehead.errors import ProjectError, UsageError
 from bridgehead.queue_lines import STAGE_NAME, nearest
 from bridgehead.records import Needs, StageSpec, StoreSpec, VmRules
-from run_control import config_keys, notify_table, toml_lines, tunnel_table
+from run_control import config_keys, notify_table, plain_file, toml_lines, tunnel_table
 from run_control.command_words import split_words
 from run_control.notify_spec import NotifySpec
 from run_control.notify_table import NotifyTable
@@ -291,7 +291,7 @@ def _parsed(path: Path) -> tuple[str, _File]:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > _SIZE_MAX_BYTES:
+        if plain_file.size_bytes(path) > _SIZE_MAX_BYTES:
             raise ProjectError(f"{path.name} is over {_SIZE_MAX_BYTES} bytes")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:

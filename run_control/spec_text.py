@@ -14,7 +14,7 @@ from typing import Any
 
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
-from run_control import toml_lines, yaml_file
+from run_control import plain_file, toml_lines, yaml_file
 
 TOML = ".toml"
 SUFFIXES = (TOML, ".yaml", ".yml")
@@ -87,7 +87,7 @@ def _text(path: Path) -> str:
             raise UsageError(
                 f"{path.name} is a folder", hint=f"name a spec file in it; {nearest(path.name, there(path))}"
             )
-        if path.stat().st_size > SIZE_MAX_BYTES:
+        if plain_file.size_bytes(path) > SIZE_MAX_BYTES:
             raise UsageError(
                 f"{path.name} is over {SIZE_MAX_BYTES} bytes", hint="data belongs into a file that the stage reads"
             )
@@ -101,7 +101,7 @@ def _text(path: Path) -> str:
         raise UsageError(f"{path.name}:{line}: not UTF-8", hint="save it as UTF-8") from None
     except OSError as error:
         raise UsageError(
-            f"{path.name} can't be read: {error.strerror}", hint="see that it is a file and that you may read it"
+            f"{path.name[:80]} can't be read: {error.strerror}", hint="see that it is a file and that you may read it"
         ) from None
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from bridgehead import files
 from bridgehead.errors import NotFoundError, UsageError
 from bridgehead.records import is_number
+from run_control import plain_file
 
 MAX_BYTES = 4 * 2**20
 DEEPEST = 20
@@ -94,7 +95,7 @@ def line_of(lines: Lines, keys: list[str]) -> int:
 
 def _read(path: Path) -> str:
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if plain_file.size_bytes(path) > MAX_BYTES:
             raise UsageError(f"{path.name} is over {MAX_BYTES} bytes", hint="data belongs into a file of its own")
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -103,6 +104,8 @@ def _read(path: Path) -> str:
         raise UsageError(f"{path.name} is a folder", hint="a file has to be there") from None
     except UnicodeDecodeError as error:
         raise UsageError(f"{path.name} is not UTF-8 (byte {error.start})", hint="save it as UTF-8") from None
+    except OSError as error:
+        raise UsageError(f"{path.name} can't be read: {error.strerror}", hint="see that you may read it") from None
 
 
 def _checked(events: Iterable[Any], name: str) -> Iterator[Any]:

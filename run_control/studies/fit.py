@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from bridgehead import names
 from bridgehead.errors import UsageError
@@ -16,7 +17,7 @@ _OF_A_LINE = {RESUME_KEY, ALLOW_KEY, UNPRICED_KEY}  # keys of a queue line that 
 
 
 def check(project: Project, folder: Path, study: Study) -> None:
-    """Raises UsageError with line and nearest name for a stage that is not there, or a key that its config has not.
+    """Raises UsageError with line and nearest name for a stage, key or kind of value that does not fit the project.
 
     Where a stage's config in the project file names no key at all, its keys are its program's own affair.
     """
@@ -26,14 +27,17 @@ def check(project: Project, folder: Path, study: Study) -> None:
         if stage not in known:
             where = f"{STUDY}:{yaml_file.line_of(lines, keys)}: {keys[0]}"
             raise UsageError(f"{where}: no stage {stage!r} in this project", hint=nearest(stage, known))
-    for keys, stage, key in _keys(study):
+    for keys, stage, key, values in _keys(study):
+        where = f"{STUDY}:{yaml_file.line_of(lines, keys)}: {'.'.join(keys)}"
         allowed = config_keys.known(known[stage])
         if allowed and key not in allowed | _OF_A_LINE:
-            where = f"{STUDY}:{yaml_file.line_of(lines, keys)}: {'.'.join(keys)}"
             raise UsageError(
                 f"{where}: the config of stage {stage} has no key {key!r}",
                 hint=f"{nearest(key, allowed)} Or name it in [stages.{stage}.config] of {names.PROJECT_FILE}",
             )
+        wrong = [found for value in values if (found := config_keys.mistyped(known[stage].command, {key: value}))]
+        if wrong:
+            raise UsageError(f"{where}: {wrong[0][1]}", hint="give it a value of that kind")
 
 
 def beyond_budget(study: Study, tracker: Tracker) -> list[str]:
@@ -54,14 +58,17 @@ def _stages(study: Study) -> list[tuple[list[str], str]]:
     return [*((["before", stage], stage) for stage in study.before), *listed]
 
 
-def _keys(study: Study) -> list[tuple[list[str], str, str]]:
-    """(keys that lead to it, stage, key of its config)."""
+def _keys(study: Study) -> list[tuple[list[str], str, str, list[Any]]]:
+    """(keys that lead to it, stage, key of its config, the values that it takes)."""
     tables: dict[tuple[str, ...], Config] = {("before",): study.before}
     tables.update({("arms", arm): config for arm, config in study.arms.items()})
     found = [
-        ([*at, stage, key], stage, key) for at, config in tables.items() for stage in config for key in config[stage]
+        ([*at, stage, key], stage, key, [value])
+        for at, config in tables.items()
+        for stage in config
+        for key, value in config[stage].items()
     ]
-    return [*found, *((["grid", name], *_split(name)) for name in study.grid)]
+    return [*found, *((["grid", name], *_split(name), values) for name, values in study.grid.items())]
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from bridgehead import files, names
 from bridgehead.errors import UsageError
 from bridgehead.names import RunState
 from registry_support import Lab
-from run_control import bridge_control, project_file, yaml_file
+from run_control import bridge_control, pricing, project_file, yaml_file
 from run_control.project import Project
 from run_control.studies import conductor, figures, study_file
 from run_control.studies import tracker as tracking
@@ -579,3 +579,39 @@ def test_a_study_of_spec_files_runs_through(bench: Bench) -> None:
     _write(bench, **{"gate.yml": "stage: gate\nconfig: {}\n"})
     tracking.plan(bench.folder, study_file.load(bench.folder))
     assert bench.to_the_end().state == tracking.DONE
+
+
+@pytest.mark.parametrize(
+    ("edit", "where"),
+    [
+        (("{finetune: {method: lp-ft}}", "{finetune: {method: lp-ft, batch: many}}"), "arms.lp-ft.finetune.batch"),
+        (("finetune.seed: [0, 1]", "finetune.seed: [0, 0.5]"), "grid.finetune.seed"),
+        (("stages:", "before: {pretrain: {epochs: ten}}\nstages:"), "before.pretrain.epochs"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_when_the_study_is_planned(
+    edit: tuple[str, str], where: str, bench: Bench, say: Any
+) -> None:
+    bench.write(STUDY.replace(*edit))
+    answer = say("study", "plan", "lp")
+    assert answer.code == 2 and where in answer.err and "is not int" in answer.err
+
+
+@pytest.mark.parametrize("name", ["plain.toml", "lp-ft.yaml", study_file.STUDY])
+def test_a_pipe_in_the_place_of_a_file_is_told_and_not_read_for_ever(name: str, bench: Bench) -> None:
+    _write(bench)
+    (bench.folder / name).unlink()
+    os.mkfifo(bench.folder / name)
+    with pytest.raises(UsageError, match=f"{name} is a pipe or a device"):
+        study_file.load(bench.folder)
+
+
+def test_a_device_in_the_place_of_the_project_file_or_of_its_prices(bench: Bench) -> None:
+    root = bench.project.root
+    (root / pricing.PRICES_FILE).symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"prices.csv is a pipe or a device"):
+        pricing.catalogue(root)
+    (root / names.PROJECT_FILE).unlink()
+    (root / names.PROJECT_FILE).symlink_to("/dev/zero")
+    with pytest.raises(UsageError, match=r"bridgehead.toml is a pipe or a device"):
+        project_file.load(root)
