@@ -35,10 +35,12 @@ def _lines(project: Project) -> list[str]:
 
 def test_a_run_is_planned_and_then_queued_as_the_command_line_would(fresh: Project) -> None:
     actions = Actions(fresh)
-    args = {"stage": "pretrain", "overrides": {"epochs": 3, "learning_rate": 0.1, "clips": "full", "width": [1, 2]}}
-    line = "run:pretrain epochs=3 learning_rate=0.1 clips=full width=[1,2]"
+    overrides = {"tune_epochs": 3, "head_learning_rate": 0.1, "method": "probe", "label_subjects": [1, 2]}
+    args = {"stage": "finetune", "overrides": overrides}
+    line = "run:finetune tune_epochs=3 head_learning_rate=0.1 method=probe label_subjects=[1,2]"
     planned = _act(actions, "plan", **args)
-    assert (planned["state"], planned["line"]) == ("done", line) and planned["spec"]["config"]["width"] == [1, 2]
+    assert (planned["state"], planned["line"]) == ("done", line)
+    assert planned["spec"]["config"]["label_subjects"] == [1, 2]
     assert _lines(fresh) == []
     sent = _act(actions, "run", **args)
     assert (sent["state"], sent["line"]) == ("sent", line) and "no bridge" in sent["text"]

@@ -327,6 +327,7 @@ def test_a_real_bridge_and_a_line_written_into_queue_txt(fresh: Project) -> None
             log.open("g1")
             log.patch("g1", 0, b"hello from the VM\n\x1b[31mred\x1b[0m\n")
             wait_until(lambda: len(model.snapshot()["log"]) == 2, 20, what="the log to be shown")
+            wait_until(lambda: model.snapshot()["runs"] and model.snapshot()["vms"], 20, what="run and VM to be shown")
             told = model.delta(view["seq"])
             assert told is not None
             view = fold(view, told)
