@@ -16,6 +16,8 @@ from bridgehead.errors import UsageError
 from bridgehead.queue_lines import nearest
 from bridgehead.records import StageSpec
 
+OF_THAT_KIND = "give it a value of that kind"
+
 
 def of_shipped(command: str) -> frozenset[str]:
     """The keys that a shipped stage's config has; empty for a command of the user's, whose keys are its own affair."""
@@ -35,7 +37,10 @@ def misspelt(command: str, keys: Mapping[str, object]) -> tuple[str, str] | None
 
 
 def mistyped(command: str, config: Mapping[str, object]) -> tuple[str, str] | None:
-    """(key, `'ten' is not int`) of the first value of a shipped stage that is of another kind than its key's."""
+    """(key, `'ten' is not int`) of the first value of a shipped stage that is of another kind than its key's.
+
+    The next step is OF_THAT_KIND.
+    """
     from stages.config import read_config
 
     kinds = _kinds(command)

@@ -6,27 +6,19 @@ import socket
 import sqlite3
 from pathlib import Path
 
-from bridge.ledger import Ledger
 from bridge.ledger_rows import VmRow, VmState
 from bridgehead.errors import BridgeheadError
 from run_control.project import Project
+from run_control.views import ledger_of
 
 
 def elsewhere(root: Path) -> str:
     """`vm-3fa9c1 (Tesla T4)`, the first VM alive on another machine than this; "" where there is none."""
-    path = Project(root).ledger
-    if not path.is_file():
-        return ""
     try:
-        ledger = Ledger(path)
-    except (BridgeheadError, sqlite3.Error):  # told by all else that reads it
+        with ledger_of(Project(root)) as ledger:
+            vms = ledger.vms()
+    except (BridgeheadError, sqlite3.Error):  # none yet; or one that can't be read, as all else that reads it tells
         return ""
-    try:
-        vms = ledger.vms()
-    except (BridgeheadError, sqlite3.Error):
-        return ""
-    finally:
-        ledger.close()
     return next((_described(vm) for vm in vms if vm.state == VmState.LIVE and _is_elsewhere(vm)), "")
 
 

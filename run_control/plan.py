@@ -201,7 +201,7 @@ def _config_checks(stage: StageSpec) -> list[Check]:
     mistyped = config_keys.mistyped(stage.command, stage.config)
     if mistyped is not None:
         key, what = mistyped
-        return [Check("config", REFUSE, f"{key} of stage {stage.name}: {what}", "give it a value of that kind")]
+        return [Check("config", REFUSE, f"{key} of stage {stage.name}: {what}", config_keys.OF_THAT_KIND)]
     return []
 
 

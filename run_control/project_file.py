@@ -426,6 +426,6 @@ def _check_configs(file_name: str, text: str, stages: dict[str, _Stage]) -> None
             mistyped = config_keys.mistyped(stage.command, stage.config)
             if mistyped is None:
                 continue
-            key, why, hint = *mistyped, "give it a value of that kind"
+            key, why, hint = *mistyped, config_keys.OF_THAT_KIND
         line = toml_lines.line_of(text, ["stages", name, "config", key])
         raise ProjectError(f"{file_name}:{line}: stages.{name}.config.{key}: {why}", hint=hint)

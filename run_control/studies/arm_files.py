@@ -7,14 +7,13 @@ cost belongs to the stage, since arms that differ there can't be compared; tags 
 
 from __future__ import annotations
 
-import urllib.parse
 from pathlib import Path
 from typing import Any
 
 from bridgehead import names
 from bridgehead.errors import UsageError
 from bridgehead.queue_lines import RESUME_KEY, UNPRICED_KEY
-from run_control import spec_file, spec_text
+from run_control import launching, spec_file, spec_text
 from run_control.spec_tables import Caps
 
 _EXAMPLE = "arms: {plain: plain.toml, lp-ft: lp-ft.toml}"
@@ -50,7 +49,7 @@ def _stage_of(folder: Path, name: str) -> tuple[str, dict[str, Any]]:
     if spec.resume:
         config[RESUME_KEY] = spec.resume
     if spec.resources.unpriced:
-        config[UNPRICED_KEY] = urllib.parse.quote(" ".join(spec.resources.unpriced.split()), safe="")
+        config[UNPRICED_KEY] = launching.unpriced_word(spec.resources.unpriced).partition("=")[2]
     return spec.stage, config
 
 

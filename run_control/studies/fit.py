@@ -37,7 +37,7 @@ def check(project: Project, folder: Path, study: Study) -> None:
             )
         wrong = [found for value in values if (found := config_keys.mistyped(known[stage].command, {key: value}))]
         if wrong:
-            raise UsageError(f"{where}: {wrong[0][1]}", hint="give it a value of that kind")
+            raise UsageError(f"{where}: {wrong[0][1]}", hint=config_keys.OF_THAT_KIND)
 
 
 def beyond_budget(study: Study, tracker: Tracker) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from bench import peer_servers, peer_sides, peers
 from bench.peer_servers import Peer
 from support import wait_until
+from vm_run_support import is_gone
 
 HTTP_SERVER = next(peer for peer in peer_servers.PEERS if peer.name == "http.server")
 BROKEN = Peer("broken", takes_uploads=False, install=lambda: "", argv=lambda *_: [sys.executable, "-c", "exit('no')"])
@@ -52,11 +53,4 @@ def test_a_server_that_does_not_end_by_itself_is_ended_with_all_its_children(tmp
     with peer_servers.served(peer, tmp_path) as running:
         found = peer_servers.tree(running.pid)
         assert len(found) == 2 and peer_servers.peak_mib(running.pid) > 5
-    wait_until(lambda: all(_has_ended(pid) for pid in found), 20, what="the peer's processes to be ended")
-
-
-def _has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    wait_until(lambda: all(is_gone(pid) for pid in found), 20, what="the peer's processes to be ended")
